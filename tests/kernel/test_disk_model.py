@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
@@ -191,6 +191,56 @@ def test_each_scattered_block_takes_media_time_however_near_the_next_one_is() ->
     # All but the first, which may begin where the media stand already.
     assert 0.95 * 59 * 0.005 < scattered_s < 0.6
     assert in_a_row_s < 0.5 * scattered_s
+
+
+def test_threshold_destages_in_bursts() -> None:
+    with model(plain(cache="32M", destage_high=0.5, destage_low=0.25)) as disk:
+        disk.write_all(list(range(0, 15 * MIB, MIB)), bytes(MIB))
+        time.sleep(0.2)  # at 40 MB/s half of it would be gone
+        assert disk.get()["fill"] == 15 * MIB
+        disk.write_all([15 * MIB], bytes(MIB))
+        deadline = time.monotonic() + 10
+        while disk.get()["fill"] > 8 * MIB:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(0.2)
+        assert disk.get()["fill"] > 7 * MIB
+        disk.set("destage_high", "0")
+        disk.drained()
+
+
+def is_held(disk: Model, what: Callable[[], object]) -> bool:
+    """Whether it waits for ever; if so it is let go."""
+    waits = threading.Thread(target=what)
+    waits.start()
+    waits.join(5)
+    held = waits.is_alive()
+    disk.set("destage_high", "0")
+    waits.join()
+    return held
+
+
+def test_a_full_cache_is_destaged_whatever_the_threshold() -> None:
+    # Pieces that leave some room, in which the next one does not fit.
+    with model(plain(cache="4M", destage_high=1)) as disk:
+        assert not is_held(disk, lambda: disk.write_all(
+            list(range(0, 15 * MIB, 3 * MIB)), bytes(3 * MIB), 1))
+
+
+def test_a_flush_does_not_wait_for_the_threshold() -> None:
+    with model(plain(destage_high=0.9, protected=False)) as disk:
+        disk.write(0, bytes(MIB))
+        assert not is_held(disk, disk.nbd.flush)
+
+
+def test_destage_by_time_goes_with_what_is_dirty() -> None:
+    with model(plain(cache="64M", destage_s=4)) as disk:
+        disk.write_all(list(range(0, 32 * MIB, MIB)), bytes(MIB))
+        first = disk.get()["fill"]
+        time.sleep(1)
+        second = disk.get()["fill"]
+        assert near(first - second, first / 4, 0.3)  # 8 MB/s of 40
+        disk.drained()
 
 
 def test_capacity_changes_in_mid_run() -> None:

@@ -35,6 +35,11 @@ class Disk:
     cache: str = "512M"  # 0: none
     mode: str = "writeback"  # or writethrough: every write waits for the media
     protected: bool = True  # no: the cache is lost with the power, so a flush empties it
+    # What is dirty is destaged from one share of the cache on down to another (high 0: always), as
+    # fast as the media can, or all of it within some seconds
+    destage_high: float = 0.0
+    destage_low: float = 0.0
+    destage_s: float = 0.0
     read_cache: str = "32M"  # of what was written or read last
     # The media
     rate: str = "250M"  # all spindles together, sequential

@@ -41,7 +41,8 @@ SCHEMA = 1
 # Of a disk while files and databases are made on it: nobody looks yet, and waiting for
 # 10 GB on a slow disk would take longer than the run.
 HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "scatter_us": "0", "latency_us": "0",
-         "iops": "0", "bandwidth": "0", "rebuild": "0", "neighbour": "0"}
+         "iops": "0", "bandwidth": "0", "rebuild": "0", "neighbour": "0",
+         "destage_high": "0", "destage_s": "0"}
 DRAIN_S = 60  # patience until the write caches are empty before the clock starts
 
 

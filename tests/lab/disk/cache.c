@@ -9,6 +9,7 @@
 
 #define RUN_BLOCKS 64u		/* longest single destage: room appears every 1 ms at 250 MB/s */
 #define BATCH_NS 500000		/* short destages share a sleep: wake-ups cost the host's CPU */
+#define PACED_NS 50000000	/* longest paced destage: what comes meanwhile waits for its end */
 #define RUNS_PER_DISK 4u	/* so many are under way when there are several disks to keep busy */
 #define MAX_RUNS (MAX_DISKS * RUNS_PER_DISK)
 
@@ -42,6 +43,7 @@ static struct {
 	uint64_t rotor;		/* destaging goes on from here */
 	struct run runs[MAX_RUNS];
 	unsigned flying;
+	bool firing;		/* the high threshold was reached, the low one was not yet */
 	bool flush_on;
 	uint64_t flushes_begun, flushes_wanted, flushes_done;
 	pthread_cond_t flushed;
@@ -119,6 +121,7 @@ static void begin_flush(void)
 	cache.flushes_begun++;
 	for (unsigned i = 0; i < cache.flying; i++)
 		cache.runs[i].flush = true;
+	pthread_cond_signal(&cache.work);
 }
 
 static bool flush_has_work(void)
@@ -204,16 +207,40 @@ static int64_t destage_run(struct dirty_set *set, int64_t since, uint64_t first,
 	return media_write(since, first * BLOCK, *taken * BLOCK);
 }
 
-static void destage_next(int64_t since)
+/* Whether what is dirty is to be destaged now: between two thresholds in bursts. */
+static bool is_due(void)
+{
+	double used = (double)cache.used * BLOCK / (double)settings.cache;
+
+	if (used >= settings.destage_high)
+		cache.firing = true;
+	else if (used <= settings.destage_low)
+		cache.firing = false;
+	return cache.firing || cache.flush_on || cache.head;
+}
+
+/* The time that so many blocks get where all that is dirty has destage_s. */
+static int64_t paced_ns(uint64_t blocks)
+{
+	double ns = settings.destage_s * NSEC * (double)blocks / (double)cache.used;
+
+	return ns < PACED_NS ? (int64_t)ns : PACED_NS;
+}
+
+static void destage_next(int64_t since, unsigned most)
 {
 	struct dirty_set *set = cache.flushing->blocks ? cache.flushing : cache.filling;
 	uint64_t first = dirty_next(set, cache.rotor);
 	struct run *run = &cache.runs[cache.flying++];
+	int64_t paced;
 
 	run->neighbour = first >= cache.own;
 	run->flush = cache.flush_on && set == cache.flushing;
 	run->end = settings.parity ? destage_stripe(set, since, first, &run->blocks)
 				   : destage_run(set, since, first, &run->blocks);
+	paced = since + paced_ns(run->blocks * most);
+	if (!cache.flush_on && run->end < paced)
+		run->end = paced;
 }
 
 static unsigned first_to_end(void)
@@ -267,12 +294,12 @@ static void *destage(void *arg)
 
 	pthread_mutex_lock(&cache.lock);
 	while (!cache.stop) {
-		bool dirty = cache.filling->blocks + cache.flushing->blocks;
+		bool dirty = cache.filling->blocks + cache.flushing->blocks && is_due();
 		unsigned next = first_to_end();
 		int64_t end = cache.flying ? cache.runs[next].end : 0;
 
 		if (dirty && cache.flying < most) {
-			destage_next(since);
+			destage_next(since, most);
 		} else if (cache.flying && end - now_ns() <= slack(dirty)) {
 			finish_run(next);
 			since = end;
@@ -305,6 +332,7 @@ static void wait_for_room(struct extent extent)
 		cache.tail = &w.next;
 	}
 	cache.waiters++;
+	pthread_cond_signal(&cache.work);
 	while (!w.done)
 		pthread_cond_wait(&w.admitted, &cache.lock);
 }

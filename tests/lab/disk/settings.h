@@ -22,6 +22,9 @@ struct settings {		/* sizes in bytes, rates in bytes per second */
 	int64_t cache;		/* 0: none, every write waits for the media */
 	int64_t writethrough;	/* the same by command; what is dirty is destaged all the same */
 	int64_t protected;	/* no: a flush waits until what was dirty is on the media */
+	double destage_high;	/* destage from this share of the cache on ... */
+	double destage_low;	/* ... until it is down to this one; high 0: always */
+	double destage_s;	/* at what is dirty in so many seconds; 0: as the media can */
 	int64_t read_cache;	/* of what was written or read last, first in first out */
 	/* the media */
 	int64_t rate;		/* of all spindles together, in sequence */
