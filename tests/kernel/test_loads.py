@@ -145,6 +145,7 @@ CASES: Dict[str, Tuple[str, Dict[str, Any], Check]] = {
     "sysbench-fileio": ("sysbench-fileio", {"size": "16M", "threads": "2"}, synchronous),
     "mysql-oltp": ("mysql-oltp", {"rows": "2000"}, synchronous),
     "pgbench": ("pgbench", {"scale": "1"}, synchronous),
+    "pgbench-mix": ("pgbench-mix", {"scale": "1"}, synchronous),
     "tpcc": ("tpcc", {"warehouses": "1"}, orders),
     "fuse": ("fuse", {"size": "64M"}, steady),
 }

@@ -58,8 +58,25 @@ def write_limits(wanted: Limits) -> None:
 
 def device_written(device: str) -> int:
     """Bytes written to a block device (loop3) since it was made."""
+    return _sectors(device, 6)
+
+
+def device_read(device: str) -> int:
+    """The same of reads."""
+    return _sectors(device, 2)
+
+
+def _sectors(device: str, column: int) -> int:
     columns = Path(f"/sys/block/{device}/stat").read_text().split()
-    return int(columns[6]) * 512  # sectors, whatever the device's own are
+    return int(columns[column]) * 512  # sectors, whatever the device's own are
+
+
+def busy_processors() -> float:
+    """Seconds that all processors together have worked; waiting for a disk is no work."""
+    times = os.sysconf("SC_CLK_TCK")
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / times
 
 
 def dirty_limit(device: str) -> int:

@@ -46,13 +46,17 @@ class Series:
         self._loads = loads
         self._agent = agent
         self._rates = {"sync_rate": rate_of(lambda: self._total("ops", ["sync"])),
-                       "flood_rate": rate_of(lambda: self._total("bytes", ["flood", "job"]))}
+                       "flood_rate": rate_of(lambda: self._total("bytes", ["flood", "job"])),
+                       "processors": rate_of(host.busy_processors)}
         self._written = {name: rate_of(functools.partial(host.device_written, rig.device))
                          for name, rig in rigs.items()}
+        self._read = {name: rate_of(functools.partial(host.device_read, rig.device))
+                      for name, rig in rigs.items()}
         self.columns: Dict[str, Any] = {
-            name: [] for name in ("t", "sync_rate", "sync_p99", "flood_rate", "dirty_limit",
+            name: [] for name in ("t", "sync_rate", "sync_p99", "flood_rate", "processors",
+                                  "dirty_limit",
                                   "background_limit", "dirty", "writeback")}
-        per_disk = ["device_rate", "fill"]
+        per_disk = ["device_rate", "read_rate", "fill"]
         if agent is not None:
             self.columns["agent_target"] = []
             per_disk.append("agent_fill")
@@ -74,6 +78,7 @@ class Series:
         add("writeback", host.vmstat("nr_writeback"))
         for name, rig in self._rigs.items():
             self._add_disk("device_rate", name, self._written[name](now))
+            self._add_disk("read_rate", name, self._read[name](now))
             self._add_disk("fill", name, rig.control.get()["fill"])
         if self._agent is not None:
             self._sample_agent(self._agent)

@@ -8,12 +8,12 @@ from .copies import Job, Rsync, Untar
 from .flood import Dd
 from .fuse import Fuse
 from .mariadb import MysqlOltp
-from .postgres import Pgbench, Tpcc
+from .postgres import Pgbench, PgbenchMix, Tpcc
 from .sync import Fsync
 from .sysbench import SysbenchFileio
 from .writers import Memory, Mmap, Read, Writer
 
 _ALL: Tuple[Type[Load], ...] = (
     Fsync, Dd, Rsync, Untar, Job, Writer, Mmap, Memory, Read, SysbenchFileio,
-    MysqlOltp, Pgbench, Tpcc, Fuse)
+    MysqlOltp, Pgbench, PgbenchMix, Tpcc, Fuse)
 KINDS: Dict[str, Type[Load]] = {kind.KIND: kind for kind in _ALL}

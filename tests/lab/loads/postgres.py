@@ -26,6 +26,8 @@ USER = "postgres"  # Debian's; the server refuses to be root
 PORT = "5432"  # only a part of the socket's name
 POOL_LEAST = 4 << 20
 TPCC = Path(__file__).with_name("tpcc")
+MIX = Path(__file__).with_name("mix.sql")
+ROWS = 100_000  # of pgbench_accounts, for each unit of its scale
 
 
 def programs() -> Path:
@@ -170,6 +172,16 @@ def of_log(lines: List[str], output: str) -> Measured:
     measured = stats.of_operations(since, since + elapsed, ends, latencies)
     return replace(measured, extra={"tps": float(found.group(1)),
                                     "failed": float(len(fields) - len(done))})
+
+
+class PgbenchMix(Pgbench):
+    """The statements of sysbench's OLTP test: three of four read."""
+
+    KIND = "pgbench-mix"
+
+    def scripts(self) -> List[str]:
+        rows = max(1, self.scaled("scale")) * ROWS
+        return ["--protocol=extended", f"--define=third={rows // 3}", f"--file={MIX}"]
 
 
 class Tpcc(Pgbench):

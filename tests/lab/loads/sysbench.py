@@ -10,7 +10,7 @@ from typing import ClassVar, Dict, List, Mapping, Optional, Tuple
 from ..remains import RigError
 from .base import Measured, Options
 from .flood import check_room
-from .options import positive, positive_size
+from .options import one_of, positive, positive_size
 from .own import make_file
 from .stats import distribution_of_bins, quantile_of_bins
 from .tool import Tool
@@ -32,6 +32,9 @@ class SysbenchFileio(Tool):
         "threads": (positive, "1"),
         "size": (positive_size, "10G"),  # --file-total-size
         "block": (positive_size, "4K"),  # --file-block-size
+        # Random writes with an fsync each, as published; others past the page cache and without.
+        "mode": (one_of("rndwr+fsync", "rndrw", "rndwr", "rndrd", "seqwr", "seqrd"),
+                 "rndwr+fsync"),
     }
 
     @property
@@ -48,9 +51,11 @@ class SysbenchFileio(Tool):
         make_file(self.path, self.size())
 
     def command(self, seconds: int) -> List[str]:
+        mode, synced, _ = self.options["mode"].partition("+fsync")
+        extra = "--file-fsync-all=on" if synced else "--file-extra-flags=direct"
         return ["sysbench", "fileio", f"--threads={self.options['threads']}", "--file-num=1",
-                f"--file-total-size={self.size()}", "--file-fsync-all=on",
-                "--file-test-mode=rndwr", f"--file-block-size={self.options['block']}",
+                f"--file-total-size={self.size()}", extra,
+                f"--file-test-mode={mode}", f"--file-block-size={self.options['block']}",
                 f"--time={seconds}", "--events=0", "--report-interval=1", "--histogram=on", "run"]
 
     def result(self, output: str) -> Measured:
