@@ -13,6 +13,7 @@ import pytest
 from tests.lab import bench, contenders, host, scenario
 from tests.lab.agent import Agent
 from tests.lab.disks import presets
+from tests.lab.published import TABLES
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
@@ -130,7 +131,9 @@ def test_shipped_scenarios_are_whole(name: str) -> None:
 
 
 def test_every_preset_and_filesystem_is_used() -> None:
-    found = [disk for name in scenario.names() for disk in scenario.load(name).disks]
+    scenarios = [*map(scenario.load, scenario.names()),
+                 *(each for table in TABLES.values() for each in table.scenarios())]
+    found = [disk for each in scenarios for disk in each.disks]
     assert {disk.preset for disk in found} == set(presets())
     assert {disk.fs for disk in found} == set(scenario.FILESYSTEMS)
 

@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, List, Mapping
 
-from writebackd.policy.units import parse_share, parse_time
+from writebackd.policy.units import parse_frequency, parse_share, parse_time
 
 from ..remains import RigError
 from . import stats
@@ -50,6 +51,7 @@ class Pgbench(Database):
         "scale": (positive, "10"),  # 100 000 rows and 15 MB each
         "clients": (positive, "8"),
         "pool": (positive_size, "64M"),
+        "rate": (parse_frequency, "0/s"),  # transactions that are due; 0: as fast as it can
         # Its own buffered writes come with checkpoints, and each ends with fsyncs.
         "checkpoint": (parse_time, "30s"),
         "spread": (parse_share, "90%"),  # of that time, over which one spreads its writes
@@ -115,9 +117,13 @@ class Pgbench(Database):
         return []
 
     def command(self, seconds: int) -> List[str]:
+        rate = self.options["rate"]
+        # Each server its own: with one seed they would all have something to do at once.
+        seed = zlib.crc32(f"{self.place.seed} {self.place.directory.name}".encode())
         return [str(programs() / "pgbench"), *self._connection(), "--no-vacuum",
                 f"--client={self.options['clients']}", f"--time={seconds}", "--progress=1",
-                "--log", f"--log-prefix={self.window}", f"--random-seed={self.place.seed}",
+                "--log", f"--log-prefix={self.window}", f"--random-seed={seed}",
+                *([f"--rate={rate:g}"] if rate else []),
                 *self.scripts(), USER]
 
     def open(self, seconds: float) -> None:
