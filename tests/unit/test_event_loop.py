@@ -65,6 +65,42 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
     assert max(gaps) < INTERVAL_S + 4 * ANSWER_S + 0.15, gaps
 
 
+class Clock:
+    """In place of time and of the selector: nobody asks, and to wait takes no time."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def select(self, timeout_s: float) -> List[Any]:
+        self.now_s += timeout_s
+        return []
+
+
+def test_the_first_tick_comes_soon_and_the_others_by_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision within a second of the start; ticks in a hurry are half as long."""
+    rig, clock, ticks = Rig(tmp_path, monkeypatch), Clock(), []
+
+    def tick() -> bool:
+        ticks.append(clock.now_s - 100.0)
+        if len(ticks) == 4:
+            rig.daemon._signals.stop = "enough"
+        return len(ticks) == 2
+
+    loop = EventLoop(rig.daemon._signals, [])
+    with monkeypatch.context() as patched:
+        patched.setattr("writebackd.event_loop.time", clock)
+        patched.setattr(loop, "_selector", clock)
+        loop.run(1.0, tick, rig.daemon.reload)
+    loop.close()
+    rig.close()
+    assert ticks == [0.25, 1.25, 1.75, 2.75]
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_end_is_in_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
