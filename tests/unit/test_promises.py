@@ -31,12 +31,14 @@ def collected() -> Dict[str, List[bool]]:
     """By name, for each of that name: whether `tests/run full` alone runs all of it."""
     found: Dict[str, List[bool]] = {}
     for path in sorted((ROOT / "tests").glob("*/test_*.py")):
-        for node in ast.parse(path.read_text()).body:
+        text = path.read_text()
+        of_all = "\npytestmark = pytest.mark.full(" in text
+        for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 # A mark in a parameter leaves the others to the gate.
                 marks = [ast.unparse(each) for each in node.decorator_list]
                 found.setdefault(node.name, []).append(
-                    any(mark.startswith("pytest.mark.full") for mark in marks))
+                    of_all or any(mark.startswith("pytest.mark.full") for mark in marks))
     return found
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -34,6 +35,19 @@ VERSIONS = {
 def test_every_package_has_the_program_s_version(name: str) -> None:
     # The newest comes first.
     assert re.findall(VERSIONS[name], (ROOT / name).read_text())[:1] == [__version__]
+
+
+def test_the_readme_installs_in_three_lines_what_make_dist_builds() -> None:
+    """Install, watch, start: on Debian as on Fedora; tests/vm/test_packages.py runs them."""
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"(?m)^.*On (Debian|Fedora)[^\n]*:\n\n((?:    .+\n)+)", readme)
+    blocks = [(name, text.split("\n")[:-1]) for name, text in blocks if "install ./" in text]
+    (version,) = re.findall(r"\Awritebackd \((.+)\)", (ROOT / "debian/changelog").read_text())
+    packages = [f"./writebackd_{version}_all.deb", f"./writebackd-{version}.noarch.rpm"]
+    assert [name for name, _ in blocks] == ["Debian", "Fedora"]
+    for (_, lines), package in zip(blocks, packages):
+        assert len(lines) == 3
+        assert fnmatch.fnmatch(package, lines[0].split()[-1]), lines[0]
 
 
 def test_the_spec_s_changelog_ends_with_its_version() -> None:

@@ -2,7 +2,8 @@
 """The packages of `make dist`: the same bytes twice, clean for lintian, and a host's life with one.
 
 A clean root of Debian, made by mmdebstrap, is booted with systemd in virtual time; inside,
-package_life.py installs the package, and does all that is done to one until it is purged.
+package_life.py installs the package as the README says, and does all that is done to one until it
+is purged.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Set
 
 import pytest
+
+from tests.vm.inside import package_life
 
 from . import image, sealed
 from .fetch_kernel import CHECKOUT, MIRROR, SEARCH_PATH, KernelUnavailable, cache_dir, fetch
@@ -23,6 +26,7 @@ from .kernels import missing
 from .machine import MachineMissing
 
 INSIDE = Path(__file__).parent / "inside" / "package_life.py"
+README = CHECKOUT / "README.md"
 AUTOPKGTEST = CHECKOUT / "debian" / "tests" / "service"
 SUITES = ("bookworm", "trixie")
 # What `apt install` of the package takes along, on top of a Debian that boots.
@@ -30,11 +34,25 @@ INCLUDED = ("systemd", "systemd-sysv", "udev", "dbus", "kmod", "mount", "procps"
             "libbpf1", "python3", "python3-psutil", "python3-pyroute2", "python3-rich")
 MODULES = ("overlay", "sd_mod", "scsi_debug")
 TOOLS = {"dpkg-buildpackage": "dpkg-dev", "dh_python3": "dh-python", "lintian": "lintian",
-         "mmdebstrap": "mmdebstrap", "rpmbuild": "rpm", "rpmlint": "rpmlint"}
+         "mmdebstrap": "mmdebstrap", "rpmbuild": "rpm", "rpmlint": "rpmlint", "dnf": "dnf"}
 PYPROJECT = Path("/usr/share/dh-python/dhpython/build/plugin_pyproject.py")
+# For dnf, which knows nothing of what a root has from elsewhere.
+BASE = """Name: base
+Version: 1
+Release: 1
+Summary: What the root has
+License: GPL-2.0-or-later
+BuildArch: noarch
+Provides: /bin/sh, /usr/bin/python3, libbpf = 1.1, python3 = 3.11, systemd = 252
+%description
+For tests.
+%files
+"""
+# Where dnf and rpm keep records of any package.
+RECORDS = ("var/lib", "var/cache", "var/log", "etc/dnf", "root/.rpmdb")
 # Seconds of wall time.
 TIME_LIMIT = 900.0
-pytestmark = pytest.mark.full("builds the packages twice; two roots and three machines")
+pytestmark = pytest.mark.full("builds the packages twice; three roots and six machines")
 
 
 def run(*argv: str, cwd: Path = CHECKOUT, umask: int = 0o022) -> str:
@@ -104,6 +122,62 @@ def test_the_rpm_has_the_objects_of_the_deb(dist: Dict[str, Path], tmp_path: Pat
         assert other.read_bytes() == path.read_bytes(), path.name
 
 
+def dnf(tree: Path, where: Path, line: str) -> str:
+    """One command of the README, in a root; without repositories."""
+    options = f"--installroot={tree} --disablerepo=* --setopt=reposdir=/nonexistent --assumeyes"
+    command = line.replace("dnf", f"dnf {options}", 1)
+    return run("sh", "-c", f"cd {where} && exec {command}")
+
+
+def base_rpm(where: Path) -> Path:
+    (where / "base.spec").write_text(BASE)
+    run("rpmbuild", "-bb", "--quiet", "--define", f"_topdir {where}", str(where / "base.spec"))
+    (package,) = where.rglob("*.noarch.rpm")
+    return package
+
+
+def put(package: Path, tree: Path, work: Path) -> str:
+    """Installs into a root; what that says."""
+    if package.suffix == ".deb":
+        shutil.copy(package, tree / "tmp/package.deb")
+        return run("chroot", str(tree), "dpkg", "-i", "/tmp/package.deb")
+    dnf(tree, work, f"dnf install {base_rpm(work)}")
+    install, *_ = package_life.commands(str(README), package_life.FEDORA)
+    return dnf(tree, package.parent, install)
+
+
+def seen(tree: Path) -> Set[str]:
+    """Files, less records; of directories ours: Fedora has owners for the shared ones."""
+    found = {str(path.relative_to(tree)) for path in tree.rglob("*")
+             if "writebackd" in path.name or path.is_symlink() or not path.is_dir()}  # fmt: skip
+    return {name for name in found if not name.startswith(RECORDS) or "writebackd" in name}
+
+
+def test_dnf_installs_the_rpm_and_removes_it(dist: Dict[str, Path], tmp_path: Path) -> None:
+    """In a root that systemd has not booted, where its scripts find nothing to stop."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    run("tar", "-xf", str(root_of("bookworm")), "-C", str(tree))
+    before = seen(tree)
+    said = put(dist[".rpm"], tree, tmp_path)
+    assert "not enabled and not started" in said, said
+    enabled = subprocess.run(["chroot", str(tree), "systemctl", "is-enabled", "writebackd"],
+                             capture_output=True, text=True)  # fmt: skip
+    assert enabled.stdout == "disabled\n", enabled
+    assert run("rpm", f"--root={tree}", "-V", "writebackd") == ""
+    version = dist[".rpm"].name.split("-")[1]
+    assert version in run("chroot", str(tree), "writebackctl", "version")
+    dnf(tree, dist[".rpm"].parent, "dnf reinstall ./writebackd-*.noarch.rpm")
+    run("chroot", str(tree), "systemctl", "enable", "writebackd")
+    for name in ("var/lib/writebackd", "var/cache/writebackd"):
+        (tree / name).mkdir()
+        (tree / name / "state").touch()
+    said = dnf(tree, tmp_path, "dnf remove writebackd")
+    assert "not restored" not in said, said
+    left = sorted(seen(tree) - before)
+    assert left == [], "\n".join(left)
+
+
 def root_of(suite: str) -> Path:
     """A clean Debian as a tar, made once."""
     place = cache_dir() / f"root-{suite}.tar"
@@ -149,8 +223,7 @@ def make_root(suite: str, where: Path, *packages: Path) -> Path:
         run("tar", "-xf", str(root_of(suite)), "-C", str(tree))
         (tree / str(CHECKOUT)[1:]).mkdir(parents=True)
         for package in packages:
-            shutil.copy(package, tree / "tmp/package.deb")
-            run("chroot", str(tree), "dpkg", "-i", "/tmp/package.deb")
+            put(package, tree, where)
             run("chroot", str(tree), "systemctl", "enable", "writebackd")
         used = sum(path.lstat().st_blocks for path in tree.rglob("*")) * 512
         image.sparse(root, used * 5 // 4)
@@ -163,7 +236,7 @@ def make_root(suite: str, where: Path, *packages: Path) -> Path:
 def boot(kernel: Path, root: Path, share: Path, *words: str) -> None:
     machine = sealed.SealedMachine(kernel, root, modules=MODULES, systemd=True, writable=True,
                                    shift=0)  # fmt: skip
-    for path in (INSIDE, AUTOPKGTEST):
+    for path in (INSIDE, README, AUTOPKGTEST):
         shutil.copy(path, share)
     command = ["python3", str(share / INSIDE.name), *words]
     result = machine.run(command, TIME_LIMIT, share=share)
@@ -178,13 +251,28 @@ def test_life_of_the_package(
     """Installed, flooded, reloaded, killed, upgraded, downgraded, removed, purged."""
     share = tmp_path / "share"
     share.mkdir()
-    package = Path(shutil.copy(dist[".deb"], share / "writebackd.deb"))
+    package = Path(shutil.copy(dist[".deb"], share))
     other = newer(package, tmp_path).rename(share / "newer.deb")
     root = make_root(suite, tmp_path)
-    boot(kernel, root, share, str(package), str(other))
+    boot(kernel, root, share, str(share / README.name), str(package), str(other))
 
 
-def test_it_starts_after_a_reboot(kernel: Path, dist: Dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [".deb", ".rpm"])
+def test_it_starts_after_a_reboot(
+    kernel: Path, dist: Dict[str, Path], end: str, tmp_path: Path
+) -> None:
     share = tmp_path / "share"
     share.mkdir()
-    boot(kernel, make_root("bookworm", tmp_path, dist[".deb"]), share, "boot")
+    boot(kernel, make_root("bookworm", tmp_path, dist[end]), share, "boot")
+
+
+@pytest.mark.parametrize("suite, limit", [("bookworm", "90s"), ("trixie", "3s")])
+def test_a_shutdown_drains_for_a_bounded_time(
+    kernel: Path, dist: Dict[str, Path], suite: str, limit: str, tmp_path: Path
+) -> None:
+    """150 MB for a disk of 25 MB/s: within the unit's own limit, and not within one of 3 s."""
+    share = tmp_path / "share"
+    share.mkdir()
+    root = make_root(suite, tmp_path, dist[".deb"])
+    screen = f"/dev/{sealed.SealedMachine.OUTPUT}"
+    boot(kernel, root, share, "shutdown", limit, str(share), screen)

@@ -1,37 +1,58 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The life of the installed package on a host with nothing but Debian: from install to purge.
 
-package_life.py DEB NEWER | boot: every step asserts, and prints a line when it held.  The
+package_life.py README DEB NEWER | boot | shutdown TIMEOUT SHARE SCREEN: every step asserts, and
+prints a line when it held.  It is installed, started and asked by the commands of the README.  The
 standard library is all that there is; systemd is the first process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
 DRAIN, CACHES = "writebackd-drain.service", "writebackd-caches.service"
 DROP_IN = Path("/etc/writebackd/policies.d/all.conf.d/50-site.conf")
+# What the README's blocks of commands come after.
+INSTALL, FIRST = "On Debian 12 and 13:\n\n", "## First three commands\n\n"
+FEDORA = "On Fedora (not tried there; tests use dnf in a root of Debian's files):\n\n"
 NAMES = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
 MIB = 1 << 20
 PIN = 32 * MIB
 # What apt, dpkg, systemd and Python keep of any package.
 OTHERS = ("/var/log", "/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/lib/systemd",
           "/etc/machine-id", "/var/cache/ldconfig", "/var/cache/debconf", "/var/tmp")
-DISK = "/run/disk"
+DISK, BEGUN = "/run/disk", "/run/begun"
 # Longer than a lease; later a daemon that sees no flood may let go of what it adopted.
 SETTLED_S = 12.0
 # Of 2 GB of memory the kernel's own limit lets 300 MB and more be dirty.
 FLOOD_S, HELD = 60.0, 100 * MIB
+# Less than the kernel's background limit there: nothing is written before the shutdown.
+DIRTY = 150 * MIB
+# After its time limit a drain asks once more how far it came, and its unit ends.
+LATE_S = 5.0
+STOP = "Stopping", "Stopped"
+# Started before the two, and so stopped after them.
+CHECK = f"""[Unit]
+Before={DRAIN} {DAEMON}
+RequiresMountsFor={{share}}
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=true
+ExecStop=sh -c 'python3 {{script}} drained {{limit}} >{{screen}} 2>&1; echo $? >{{share}}/exit-code'
+"""
 
 
 def run(*argv: str) -> str:
@@ -113,13 +134,21 @@ def files() -> Set[str]:
     return found
 
 
+def commands(readme: str, after: str) -> List[str]:
+    """Those of one block, for root: a clean root has no sudo."""
+    lines = Path(readme).read_text().partition(after)[2].splitlines()
+    block = itertools.takewhile(lambda line: line.startswith("    "), lines)
+    return [line.partition("#")[0].strip().replace("sudo ", "") for line in block]
+
+
 def apt_install(package: str) -> str:
     return run("apt-get", "install", "--yes", "--allow-downgrades", "--no-install-recommends",
                package)  # fmt: skip
 
 
-def test_install(package: str, found: Tuple[int, ...]) -> None:
-    said = apt_install(package)
+def test_install(readme: str, package: str, found: Tuple[int, ...]) -> None:
+    install, observe, _ = commands(readme, INSTALL)
+    said = run("sh", "-c", f"cd {Path(package).parent} && {install}")
     assert "not enabled and not started" in said, said
     assert said.index("writebackd --mode observe") < said.index("systemctl enable --now writebackd")
     assert show(DAEMON, "ActiveState") == "inactive"
@@ -130,14 +159,14 @@ def test_install(package: str, found: Tuple[int, ...]) -> None:
     held("installed: neither enabled nor started, no limit set, doctor finds no blocker")
     run("sh", str(Path(__file__).with_name("service")))
     held("the autopkgtest passes")
-    # As README has it; SIGINT is Ctrl-C.
-    run("timeout", "--preserve-status", "--signal=INT", "15", "writebackd", "--mode", "observe")
+    # SIGINT is Ctrl-C.
+    run("timeout", "--preserve-status", "--signal=INT", "15", *observe.split())
     assert limits() == found
-    held("writebackd --mode observe set no limit")
+    held(f"{observe} set no limit")
 
 
-def test_flood() -> None:
-    """A disk of 25 MB/s: dirty pages of a writer stay near the limit, while a program commits."""
+def slow_disk() -> str:
+    """Mounts a disk of 25 MB/s; its name."""
     wait_for(lambda: subprocess.run(["rmmod", "scsi_debug"]).returncode == 0, "udev to be done")
     run("insmod", "/run/modules/scsi_debug.ko", "dev_size_mb=384", "ndelay=20000000", "max_queue=1")
     wait_for(lambda: list(Path("/dev").glob("sd*")), "the disk")
@@ -145,9 +174,17 @@ def test_flood() -> None:
     run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0", f"/dev/{disk}")
     Path(DISK).mkdir()
     run("mount", f"/dev/{disk}", DISK)
-    run("systemctl", "enable", "--now", DAEMON)
+    return disk
+
+
+def test_flood(readme: str, found: Tuple[int, ...]) -> None:
+    """Dirty pages of a writer stay near the limit, while a program commits."""
+    disk = slow_disk()
+    *_, start = commands(readme, INSTALL)
+    run(*start.split())
     wait_for(status, "an answer")
-    held("enabled and started")
+    assert show(DAEMON, "UnitFileState") == "enabled"
+    held(f"{start}: it runs")
     loop = f"while :; do dd if=/dev/zero of={DISK}/flood bs=1M count=250 conv=notrunc; done"
     flood = subprocess.Popen(["sh", "-c", loop], stderr=subprocess.DEVNULL, start_new_session=True)
     commits, dirty = 0, []
@@ -168,9 +205,15 @@ def test_flood() -> None:
     print(f"           {commits} commits; dirty at most {max(each for _, each in dirty) // MIB} MB,"
           f" {late // MIB} MB in the last third; limit {limit // MIB} MB", flush=True)
     assert 0 < limit <= HELD and late <= HELD, dirty
-    for words in (["status"], ["why", disk], ["alerts"], ["verify"], ["history"]):
-        run("writebackctl", *words)
     held("a flood was held")
+    ask, why, observe = commands(readme, FIRST)
+    assert why.split()[-1] == disk
+    for line in (ask, why, *(f"writebackctl {verb}" for verb in ("alerts", "verify", "history"))):
+        run(*line.split())
+    run(*observe.split())
+    wait_for(lambda: limits() == found, "the original limits", 5.0)
+    run("writebackctl", "enforce")
+    held(f"{ask}, {why}, {observe}: answered, and the limits restored")
 
 
 def dirty_bytes() -> int:
@@ -270,14 +313,18 @@ def test_nothing_left(before: Set[str]) -> None:
     ours = run("find", "/", "-xdev", "-name", "*writebackd*", "-not", "-path", "/proc/*",
                "-not", "-path", "/root/*")  # fmt: skip
     assert ours == "", ours
+    pruned = [word for path in OTHERS for word in ("-path", path, "-prune", "-o")]
+    newer = run("find", "/", "-xdev", *pruned, "-newer", BEGUN, "-type", "f", "-print").splitlines()
+    assert [path for path in newer if b"writebackd" in Path(path).read_bytes()] == []
     assert not Path("/run/writebackd").exists() and not Path("/run/writebackd-raid").exists()
-    held("no file of the package is left")
+    held(f"no file of the package is left, and no word of it in {len(newer)} that are newer")
 
 
-def life(package: str, newer: str) -> None:
+def life(readme: str, package: str, newer: str) -> None:
+    Path(BEGUN).touch()
     found, before = limits(), files()
-    test_install(package, found)
-    test_flood()
+    test_install(readme, package, found)
+    test_flood(readme, found)
     test_reload()
     test_killed(found)
     version = status()["version"]
@@ -300,8 +347,52 @@ def boot() -> None:
     held("started at boot; the kernel's limits are the originals, and restored at the stop")
 
 
+def shutdown(timeout: str, share: str, screen: str) -> None:
+    """Powers off while pages are dirty; CHECK begins when daemon and drain unit are stopped."""
+    disk = slow_disk()
+    # The root, an overlay here, would be a disk without a filesystem.
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    DROP_IN.write_text(f"[devices]\ninclude = {disk}\n")
+    text = CHECK.format(share=share, screen=screen, script=Path(__file__).resolve(), limit=timeout)
+    Path("/run/systemd/system/check.service").write_text(text)
+    own = Path(f"/run/systemd/system/{DRAIN}.d")
+    own.mkdir()
+    (own / "limit.conf").write_text(f"[Service]\nEnvironment=TIMEOUT={timeout}\n")
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", "check.service")
+    run("systemctl", "enable", "--now", DAEMON, DRAIN)
+    wait_for(lambda: disk in [each["name"] for each in status().get("devices", ())], disk)
+    with open(f"{DISK}/dirty", "wb") as file:
+        for _ in range(DIRTY // MIB):
+            file.write(bytes(MIB))
+    assert dirty_bytes() > 0.9 * DIRTY, dirty_bytes()
+    held(f"{dirty_bytes() // MIB} MB are dirty: powering off")
+    run("systemctl", "--no-block", "poweroff")
+    signal.pause()  # until systemd ends this as well
+
+
+def drained(timeout: str) -> None:
+    left = dirty_bytes()
+    log = run("journalctl", "--no-pager", "-o", "short-monotonic", "-u", DRAIN, "-u", DAEMON)
+    print(log)
+    times = [re.findall(rf"(?m)^\[ *([\d.]+)\].*{word} {DRAIN}", log) for word in STOP]
+    took_s = float(times[1][-1]) - float(times[0][-1])
+    (verdict,) = re.findall(r"(?m)\]: (.*clean.*): \S+ written in ", log)
+    in_time = timeout == "90s"
+    assert verdict == ("clean" if in_time else "not clean, timed out")
+    assert (left < DIRTY / 10) is in_time, left
+    assert took_s <= float(timeout.rstrip("s")) + LATE_S
+    assert log.index(" written in ") < log.index("stopping: "), "the daemon ended first"
+    assert limits() == (0, 20, 0, 10), limits()
+    held(f"a drain of {timeout} at most: {verdict} after {took_s:.1f} s, {left // MIB} MB dirty;"
+         " then the daemon stopped, limits restored")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["boot"]:
-        boot()
+    steps: Dict[str, Callable[..., None]] = {
+        "boot": boot, "shutdown": shutdown, "drained": drained,
+    }  # fmt: skip
+    if sys.argv[1] in steps:
+        steps[sys.argv[1]](*sys.argv[2:])
     else:
         life(*sys.argv[1:])
