@@ -34,7 +34,7 @@ PIN = 32 * MIB
 OTHERS = ("/var/log", "/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/lib/systemd",
           "/etc/machine-id", "/var/cache/ldconfig", "/var/cache/debconf", "/var/tmp")
 DISK, BEGUN = "/run/disk", "/run/begun"
-# Longer than a lease; later a daemon that sees no flood may let go of what it adopted.
+# Longer than a lease. A new daemon lets go of what it adopted after 15 s, unless it is pinned too.
 SETTLED_S = 12.0
 # Of 2 GB of memory the kernel's own limit lets 300 MB and more be dirty.
 FLOOD_S, HELD = 60.0, 100 * MIB
@@ -253,6 +253,7 @@ def test_killed(found: Tuple[int, ...]) -> None:
     with watched() as seen:
         os.kill(pid, signal.SIGKILL)
         restarted(pid)
+        pinned()
         time.sleep(SETTLED_S)
     held(f"kill -9: limits stayed in bytes ({in_bytes(seen)})")
     pid = pid_of(DAEMON)
@@ -271,6 +272,7 @@ def test_changed_version(package: str, version: str, step: str) -> None:
         assert "not enabled" not in said, said
         restarted(pid)
         wait_for(lambda: status().get("version") == version, "the other version")
+        pinned()
         wait_for(lambda: pid_of(WATCH) not in (0, watcher), "the other watcher")
         time.sleep(SETTLED_S)
     assert show(DAEMON, "UnitFileState") == "enabled"
