@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Optional, Sequence
 
 import pytest
 
-from tests.sim.plant import MB, Disk
+from tests.sim.plant import MB, Disk, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
 from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Memory
 
 POLICY = load_policy("default")
 SEEDS = range(1, 6)
@@ -38,6 +40,19 @@ def test_a_flood_of_three_times_the_cache_shows_its_size_and_r(name: str, disk: 
     assert all(each == pytest.approx(1.0, abs=RATE) for each in rates)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_floods_that_fill_the_cache_slowly_do_not_shrink_it(seed: int) -> None:
+    """They are held, and what each sync costs of the media is not in the bytes."""
+    flood = Flood(start_s=6.0, on_s=40.0, off_s=60.0)
+    disk = replace(SLOW_RAID, scattered_s=0.5e-3)
+    plant = Plant((disk,), (flood,), (SyncLoad(),), seed=seed)
+    loop, sizes = Loop(POLICY, plant, Memory()), []
+    while plant.now_s < 700.0:
+        _, estimates, _ = loop.tick(1.0)
+        sizes.append(next(iter(estimates.values())).cache_bytes)
+    assert sizes[-1] == pytest.approx(disk.cache, rel=SIZE)
+
+
 def answered(seconds: Sequence[Second], from_s: float, to_s: float) -> Optional[float]:
     """Seconds from a change until R is near the media's rate; None: not before the next."""
     return next((
@@ -49,7 +64,7 @@ def answered(seconds: Sequence[Second], from_s: float, to_s: float) -> Optional[
 
 @pytest.mark.parametrize("name, disk, slower", CHANGES, ids=[each[0] for each in CHANGES])
 def test_r_follows_a_disk_that_becomes_slower(name: str, disk: Disk, slower: float) -> None:
-    """What it does when the disk is as fast again is printed: R rises by trying, which is slow."""
+    """When it is as fast again R rises by trying, which is slow: it does before the flood ends."""
     events = changing(disk, slower)
     down, up = [], []
     for seed in SEEDS:
@@ -59,3 +74,4 @@ def test_r_follows_a_disk_that_becomes_slower(name: str, disk: Disk, slower: flo
     print(f"\n{name}: {disk.drain / MB:.0f} to {slower / MB:.0f} MB/s, within {AFTER:.0%} after"
           f" {down} s; back after {up} s")  # fmt: skip
     assert all(each is not None and each <= ANSWER_S for each in down)
+    assert None not in up

@@ -424,6 +424,16 @@ def test_room_that_lasts_at_far_more_than_the_drain_rate_is_a_faster_disk() -> N
     assert feed(KNOWN, seconds(60, 0.95 * FASTER * R), QUICK).drain_rate == R
 
 
+def test_a_disk_that_has_shown_itself_faster_is_followed_until_it_is_full() -> None:
+    fast = 1.1 * FASTER * R
+    risen = feed(KNOWN, seconds(GAIN_S + 4.0, fast), QUICK)
+    further = 1.2 * fast  # not so much above R as to show itself
+    assert feed(risen, seconds(4.0, further), QUICK).drain_rate == pytest.approx(further, rel=0.1)
+    full = feed(risen, seconds(2.0, fast), SLOW)
+    after = feed(full, seconds(4.0, further), QUICK)
+    assert after.drain_rate == pytest.approx(fast, rel=0.05)
+
+
 def test_without_a_flood_or_without_syncs_nothing_is_learned_here() -> None:
     for part in (0.1, 3.0):
         calm = feed(KNOWN, seconds(30, part * R), SLOW, flooded=False)
@@ -545,8 +555,14 @@ def test_what_went_in_until_it_was_full_less_what_drained_is_the_cache() -> None
 
 
 def test_what_drained_before_is_not_taken_off() -> None:
-    memory = feed(KNOWN, seconds(20, R / 2) + seconds(4, 1.3 * R), QUICK)
-    assert feed(memory, seconds(2, R), SLOW).cache_bytes == pytest.approx(1.2 * R)
+    memory = feed(KNOWN, seconds(20, R / 2) + seconds(4, 2.3 * R), QUICK)
+    assert feed(memory, seconds(2, R), SLOW).cache_bytes == pytest.approx(5.2 * R)
+
+
+def test_one_that_fills_slowly_is_not_measured() -> None:
+    """What syncs cost meanwhile is not in the bytes."""
+    memory = feed(KNOWN, seconds(10, 1.8 * R), QUICK)
+    assert feed(memory, seconds(2, R), SLOW).cache_bytes is None
 
 
 def test_while_it_stays_full_its_size_stays() -> None:
@@ -585,8 +601,8 @@ def test_full_again_without_having_been_empty_says_nothing_of_the_size() -> None
     seems = feed(feed(memory, seconds(9, R / 4), QUICK), seconds(2, 1.5 * R), QUICK)
     assert feed(seems, seconds(2, R), SLOW).cache_bytes == 4 * R
     emptied = feed(memory, seconds(9, 0.0), QUICK, flooded=False)
-    emptied = feed(emptied, seconds(2, 2 * R), QUICK)
-    assert feed(emptied, seconds(2, R), SLOW).cache_bytes == pytest.approx((4 + 2) * R / 2)
+    emptied = feed(emptied, seconds(2, 2.5 * R), QUICK)
+    assert feed(emptied, seconds(2, R), SLOW).cache_bytes == pytest.approx((4 + 3) * R / 2)
 
 
 def test_the_fill_follows_what_goes_in_and_what_drains_also_without_a_flood() -> None:

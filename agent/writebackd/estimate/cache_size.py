@@ -41,17 +41,21 @@ def counted(memory: DeviceMemory, rate: float, flooded: bool, dt_s: float) -> De
     """Count what must be in the cache: its size is what went in from empty to full.
 
     One that is full again without having been empty says little: for a moment the syncs waited for
-    something else. Beside a flood nobody knows whether it is empty, as syncs cost more than bytes.
+    something else. Beside a flood nobody knows whether it is empty, as syncs cost more than bytes;
+    so one that fills at less than twice R on average, which takes long, is not measured.
     """
     if memory.drain_rate is None:
         return memory
     fill = max(0.0, memory.fill_bytes + (rate - memory.drain_rate) * dt_s)
     cache, full_s = memory.cache_bytes, memory.drain.full_s
+    fill_s = memory.fill_s + dt_s if fill > 0 else 0.0
     empty = memory.was_empty or (fill == 0 and not flooded)
     if 0 < full_s <= dt_s and fill > 0:
-        if empty and fill >= SEEN_S * memory.drain_rate:
+        if empty and fill >= memory.drain_rate * max(SEEN_S, fill_s):
             cache = fill if cache is None else (cache + fill) / 2
         empty = False
     if cache is not None:
         fill = cache if full_s > 0 else min(fill, cache)
-    return replace(memory, fill_bytes=fill, cache_bytes=cache, was_empty=empty)
+    return replace(
+        memory, fill_bytes=fill, fill_s=fill_s, cache_bytes=cache, was_empty=empty
+    )

@@ -33,6 +33,7 @@ from writebackd.tuning import (
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
+    PAYS,
     PRICE_S,
     SEEK,
     SHOWN_S,
@@ -220,9 +221,16 @@ def update_drain(
             r, enough, fell, lost = min(d.rate, full_rate), limit, 0.0, 0.0
     elif full_s < -1.0:
         enough = min(enough, r * d.limit_bytes / max(d.rate, 1.0))
-        fell = fell - dt_s if d.rate > FASTER * r else 0.0
-        if fell <= -GAIN_S:
-            r, enough, fell, lost = d.rate, limit, 0.0, 0.0
+        # One that has shown itself faster is followed, as far as it goes, until it is full.
+        rises = fell <= -GAIN_S
+        if d.rate > (PAYS if rises else FASTER) * r:
+            fell -= dt_s
+            if fell <= -GAIN_S:
+                r, enough, lost = d.rate, limit, 0.0
+        elif not rises:
+            fell = 0.0
+    if full:
+        fell = max(fell, 0.0)
     if pace is not None:  # what a limit lets in is not seen
         enough = d.enough_bytes * r / (memory.drain_rate or r)
     d = replace(d, enough_bytes=enough, lost_s=lost, syncs=syncs, fell_s=fell)

@@ -27,7 +27,7 @@ class Drain:
     # Of the last half minute: seconds of R that were lost while full, and syncs.
     lost_s: float = 0.0
     syncs: float = 0.0
-    fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: with a faster one's
+    fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: since a faster one's
     fastest_s: float = float("inf")  # lowest median of an fsync, where nothing tells the unloaded
 
     @property
@@ -98,6 +98,7 @@ class DeviceMemory:
     drain: Drain = field(default_factory=Drain)
     smooth_rate: float = 0.0  # bytes per second, over some seconds
     fill_bytes: float = 0.0  # what must be in the write cache
+    fill_s: float = 0.0  # since that was nothing
     cache_bytes: Optional[float] = None  # its size, as it was seen to fill
     was_empty: bool = True  # since it was full
     # rate, dt, rate, dt and so on of the first flood's ticks, while R is not known
