@@ -22,6 +22,7 @@ from writebackd.policy import load_policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
 from writebackd.types.levers import ForeignWrite
+from writebackd.types.storage import Backing
 
 POLICY = load_policy("default")
 # The detector was tuned on those from 0 on: figures for docs/research/2026-11-alerts.md need others
@@ -45,6 +46,7 @@ class Host:
     raised: List[Tuple[float, Alert]] = field(default_factory=list)  # when each came first
     standing: Tuple[Alert, ...] = ()
     rates: List[Tuple[float, float]] = field(default_factory=list)  # end of a tick, syncs/s in it
+    backings: Tuple[Backing, ...] = ()  # what tools say
 
     def __post_init__(self) -> None:
         self.loop = Loop(POLICY, self.plant, Memory(mode=self.mode))
@@ -59,6 +61,7 @@ class Host:
         syncs = sum(each.sync.count for each in sample.devices if each.sync is not None)
         self.rates.append((self.plant.now_s, syncs / sample.dt_s))
         before = {alert.key for alert in self.standing}
+        sample = replace(sample, backings=self.backings)
         self.standing, self.memory = detect(
             POLICY, self.memory, sample, estimates, decision, self.loop.memory
         )

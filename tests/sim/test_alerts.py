@@ -6,6 +6,10 @@ Python's random numbers of a seed are the same everywhere: these runs do not sca
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from typing import Optional
+
 import pytest
 from hypothesis import given
 
@@ -21,7 +25,10 @@ from tests.sim.alerts import (
 )
 from tests.sim.cases import POLICY, Case, cases, runs
 from tests.sim.month import alerts_of_a_month
+from tests.sim.plant import MB, Flood, Plant, SyncLoad
+from tests.sim.scenarios import SLOW_RAID
 from writebackd.alerts.alert_types import AlertName, Cause
+from writebackd.types.storage import Backing, CacheMode
 
 RIGHT_SHARE = 0.95
 HEALTHY_SEEDS = 8
@@ -53,6 +60,24 @@ def test_a_flood_is_blamed_on_who_writes_it() -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_host_that_is_well_has_no_alert(name: str) -> None:
     assert [false_alarms(name, seed) for seed in range(HEALTHY_SEEDS)] == [()] * HEALTHY_SEEDS
+
+
+@pytest.mark.parametrize("told, why", [
+    (256.0 * MB, None), (32.0 * MB, "another cache holds writes back"),
+    (2048.0 * MB, "part of it serves reads"),
+])  # fmt: skip
+def test_a_cache_of_another_size_than_the_tool_says_is_told(
+    told: float, why: Optional[str]
+) -> None:
+    said = Backing("sda", "storcli", 0.0, int(told), CacheMode.WRITE_BACK)
+    for seed in range(5):
+        host = Host(Plant((SLOW_RAID,), (Flood(start_s=10.0),), (SyncLoad(),), seed=seed))
+        host.backings = (replace(said, device=host.plant.disks[0].device.name),)
+        host.run(60.0, random.Random(seed))
+        found = [alert for _, alert in host.raised if alert.name is AlertName.CACHE_MISMATCH]
+        assert [alert.summary.rpartition(": ")[2][: len(why or "")] for alert in found] == (
+            [why] if why else []
+        )
 
 
 def test_an_ordinary_month_has_no_alert() -> None:

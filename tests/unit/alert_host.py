@@ -77,6 +77,8 @@ class Watched:
         more: Tuple[DeviceSample, ...] = (),
         backings: Tuple[Backing, ...] = (),
         basis: Optional[Basis] = None,
+        cache_bytes: Optional[float] = None,
+        drain_rate: Optional[float] = None,
     ) -> Tuple[Alert, ...]:
         self.time_s += dt_s
         done = syncs if completed else 0
@@ -102,7 +104,7 @@ class Watched:
             fsyncs=done, fsync_total_s=found.total_s(), fsync_p99_s=found.quantile(0.99),
             fsyncs_inflight=waiting, oldest_fsync_s=oldest_s, flooded=flood > MB,
             rate=float(done * sync_bytes + flood) / dt_s, inflight=inflight,
-            limit_share=self.limit_share,
+            limit_share=self.limit_share, cache_bytes=cache_bytes, drain_rate=drain_rate,
         )
         estimates: Dict[str, Estimate] = {"sda": estimate}
         for each in more:

@@ -102,7 +102,7 @@ def test_another_disk_starts_anew() -> None:
 def test_after_a_restart_a_cache_that_is_off_is_told_at_once() -> None:
     known = Learned(baseline_s=Fact(0.4e-3, 1.0), write_baseline_s=Fact(0.3e-3, 1.0))
     core = Memory(devices={"sda": DeviceMemory(earlier=known)})
-    assert Watched(core=core).until(10, **UNCACHED) == 6
+    assert Watched(core=core).until(10, **UNCACHED) == 5
     Watched().usual(30, **UNCACHED)
 
 
@@ -315,7 +315,7 @@ def test_of_another_disk_and_of_one_that_nobody_syncs_no_rate_is_kept() -> None:
 
 def test_media_of_which_some_answer_soon_are_no_cache() -> None:
     host = Watched().usual(latency_s=0.46e-3)
-    for n in range(6):
+    for n in range(5):
         assert host.alerts == ()
         # A fifth of every other second's within 1.38 ms, which is 3 x usual.
         host.second(**{**UNCACHED, "latency_s": 5e-3 if n % 2 else 3.2e-3})
@@ -332,7 +332,7 @@ def test_a_neighbour_who_leaves_some_room_in_the_cache_is_none_that_took_it() ->
 
 def test_a_queue_that_comes_and_goes_explains_no_more_than_it_does_on_average() -> None:
     host = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
-    for n in range(6):
+    for n in range(5):
         assert host.alerts == ()
         host.second(syncs=200, latency_s=36e-3, seeks=True, flood=56 * MB, waiting=1,
                     dirty=(MB // 5, MB * 6 // 5)[n % 2])  # fmt: skip
@@ -394,7 +394,7 @@ def test_seconds_that_are_far_apart_are_no_spell() -> None:
     host.usual(15, syncs=0)
     spells.append(host.memory.health["sda"].degraded)
     assert [each is None for each in spells] == [False, True]
-    assert host.until(10, **UNCACHED) == 6
+    assert host.until(10, **UNCACHED) == 5
     assert host.alerts[0].since_s == pytest.approx(1.7e9 + 1077.0)
 
 
@@ -409,7 +409,7 @@ def test_a_cache_that_is_off_is_told_where_syncs_come_in_bursts(pause: int) -> N
             host.second(**UNCACHED)
         else:
             host.second(syncs=0)
-    assert seconds == 5 * (pause + 1) + 1 and host.names() == [AlertName.CACHE_DEGRADED]
+    assert seconds == 4 * (pause + 1) + 1 and host.names() == [AlertName.CACHE_DEGRADED]
 
 
 def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:

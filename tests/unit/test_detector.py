@@ -252,7 +252,7 @@ def test_who_sleeps_in_write_for_others_pages_is_a_throttled_writer() -> None:
 
 def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
     host = Watched().usual()
-    assert host.until(10, **UNCACHED) == 6
+    assert host.until(10, **UNCACHED) == 5
     (alert,) = host.alerts
     assert (alert.name, alert.cause) == (AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH)
     assert "battery" in alert.done

@@ -913,6 +913,54 @@ def test_writes_too_fast_for_write_through_are_told_when_they_last(
         assert host.ends_in(backings=(backing(mode=CacheMode.WRITE_BACK),)) > 0
 
 
+TOLD = 1000 * MB  # by the tool
+
+
+@pytest.mark.parametrize("sizes, fires", [
+    ([4100], 1), ([3900], 0), ([240], 1), ([260], 0),
+    ([2100, 2200], 2), ([2100, 2100], 0), ([1900, 1800], 0), ([2100, 1500, 2200], 0),
+    ([450, 440], 2),
+])  # fmt: skip
+def test_a_size_far_from_the_tools_word_is_told_by_the_first_flood_or_the_second(
+    sizes: List[int], fires: int
+) -> None:
+    host = Watched().usual()
+    said = (backing(capacity_bytes=TOLD, mode=CacheMode.WRITE_BACK),)
+    for number, size in enumerate(sizes, 1):
+        for _ in range(3):  # of one flood: the same value
+            host.second(cache_bytes=size * float(MB), drain_rate=100.0 * MB, backings=said)
+        assert host.names() == [AlertName.CACHE_MISMATCH] * (0 < fires <= number)
+    if fires:
+        assert host.ends_in(
+            cache_bytes=float(TOLD), drain_rate=100.0 * MB, backings=said
+        ) > 0  # fmt: skip
+
+
+def test_a_size_that_may_be_noise_another_devices_or_the_kernels_is_not_told() -> None:
+    host = Watched().usual()
+    off: Dict[str, Any] = {"cache_bytes": 5000.0 * MB, "drain_rate": 100.0 * MB}
+    said = backing(capacity_bytes=TOLD, mode=CacheMode.WRITE_BACK)
+    less = {**off, "cache_bytes": 100.0 * MB}
+    for number, (backings, figures) in enumerate((
+        ((said,), {**off, "drain_rate": 1400.0 * MB}),  # less than three seconds of it
+        ((replace(said, mode=CacheMode.WRITE_THROUGH),), off),
+        ((replace(said, capacity_bytes=None),), off),
+        ((said, replace(said, source="bcache")), off),
+        ((said, replace(said, device="sdb")), less),  # both are behind one controller
+        ((said,), {**off, "cache_bytes": None}),
+    )):
+        size = figures["cache_bytes"]  # another one in each, as of another flood
+        figures = {**figures, "cache_bytes": size and size + number * MB}
+        host.second(backings=backings, **figures)
+        assert not host.names()
+    host.second(backings=(said, replace(said, device="sdb")), **off)
+    assert host.names() == [AlertName.CACHE_MISMATCH]
+    assert "storcli says that the write cache has 1.0G, but floods fill 4.9G: " in (
+        host.alerts[0].summary
+    )
+    host.ends_in(**off)  # nobody asks the tool any more
+
+
 def test_samples_with_it_are_recorded_and_read_back() -> None:
     sample = samples.guard().sample
     with_it = replace(sample, backings=(

@@ -140,7 +140,7 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
         health = degraded(view, health)
     if standing and (AlertName.CACHE_DEGRADED.value, view.name) in view.tick.stands:
         health = recovering(view, health)
-    if view.tick.sample.backings or health.mismatch_s:
+    if view.tick.sample.backings or health.mismatch_s or standing:
         health = mismatch(view, health)
     if at_the_bound or health.exhausted is not None:
         health = exhausted(view, health, at_the_bound)

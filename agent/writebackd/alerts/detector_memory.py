@@ -130,6 +130,8 @@ class DeviceHealth:
     recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
     mismatch_s: float = 0.0  # in a row with writes too fast for what tools say
+    sizes_off: int = 0  # in a row, measured sizes of the cache that are not what a tool says
+    size_seen: Optional[float] = None  # the last of them
 
     def usual(self, kind: Baselines, size: int) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""

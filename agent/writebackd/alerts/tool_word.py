@@ -7,7 +7,7 @@ quotes the tool.
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
@@ -15,12 +15,19 @@ from writebackd.alerts.cause import CACHED_S, ENOUGH_WRITES
 from writebackd.alerts.detector_memory import DeviceHealth
 from writebackd.alerts.views import DeviceView, TickView
 from writebackd.types.copying import replace
-from writebackd.types.storage import CacheMode
+from writebackd.types.storage import Backing, CacheMode
 
 NOTICE_S = 24 * 3600.0
 # Longer than a tool's word takes to follow: it is asked every ten minutes.
 MISMATCH_S = 15 * 60.0
 _KERNEL = ("bcache", "dm-", "md")  # sources that are no tool
+# A measured size is off when it is so many times larger or smaller, by so many seconds of R. The
+# first flood has to show the square of it: of 88 drawn caches it showed 21 more than twice as large
+# or small, and none more than four times by three seconds.
+SIZE_TIMES, SIZE_S = 2.0, 3.0
+_ANOTHER = (
+    "another cache holds writes back, perhaps the disks' own, which a power failure empties"
+)
 
 
 def battery_tests(tick: TickView) -> None:
@@ -54,8 +61,17 @@ def battery_tests(tick: TickView) -> None:
 
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with how long small writes have been too fast for what the tools say."""
-    modes = [each for each in view.tick.sample.backings if each.device == view.name and each.mode]
+    """`health` with for how long, or how often, behaviour has been other than the tools say."""
+    here = [each for each in view.tick.sample.backings if each.device == view.name]
+    health = _size(view, _mode(view, health, here), here)
+    if not health.mismatch_s:
+        view.well(AlertName.CACHE_MISMATCH)
+    return health
+
+
+def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
+    """Small writes that are too fast for a cache that is off."""
+    modes = [each for each in here if each.mode]
     off = all(each.mode is CacheMode.WRITE_THROUGH for each in modes)
     # The kernel knows the mode of its own caches, and what is below one may write back.
     said = [each for each in modes if not each.source.startswith(_KERNEL)]
@@ -69,14 +85,50 @@ def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         if middle_s <= CACHED_S:
             seconds = health.mismatch_s + view.dt_s
         if seconds >= MISMATCH_S:
-            view.tick.tell(Alert(
-                AlertName.CACHE_MISMATCH, view.name, Severity.WARNING, Cause.UNKNOWN,
-                view.tick.sample.wall_s - seconds,
-                f"{view.name}: {said[0].source} says write-through, but a small write takes"
-                f" {formats.milliseconds(middle_s)} ms: another cache holds writes back, perhaps"
-                " the disks' own, which a power failure empties",
+            _tell(
+                view, seconds,
+                f"{said[0].source} says write-through, but a small write takes"
+                f" {formats.milliseconds(middle_s)} ms: {_ANOTHER}",
                 "check the disks' write caches with the vendor's tool",
-            ))  # fmt: skip
-    if not seconds:
-        view.well(AlertName.CACHE_MISMATCH)
+            )  # fmt: skip
     return replace(health, mismatch_s=seconds) if seconds != health.mismatch_s else health
+
+
+def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
+    """Floods that show another size: each that is measured counts."""
+    seen, r = view.estimate.cache_bytes, view.estimate.drain_rate
+    said = [each for each in here if each.capacity_bytes and not each.source.startswith(_KERNEL)]
+    # A cache of the kernel's own says itself what it holds, and it is the one that fills.
+    if not said or len(said) < len(here) or seen is None or r is None or any(
+        each.mode is CacheMode.WRITE_THROUGH for each in said
+    ):
+        return replace(health, sizes_off=0) if health.sizes_off else health
+    source, told = said[0].source, float(said[0].capacity_bytes or 0)
+    times = seen / told if seen > told else 0.0 if _is_shared(view, said[0]) else told / seen
+    off = times > SIZE_TIMES and abs(seen - told) >= SIZE_S * r
+    floods = health.sizes_off + (seen != health.size_seen) if off else 0
+    if floods > 1 or (floods and times > SIZE_TIMES**2):
+        why = _ANOTHER if seen > told else "part of it serves reads, is kept or switched off"
+        _tell(
+            view, 0.0,
+            f"{source} says that the write cache has {formats.size(told)}, but floods fill"
+            f" {formats.size(seen)}: {why}",
+            "compare the settings of the controller's cache, and the disks' own caches, with the"
+            " vendor's tool",
+        )  # fmt: skip
+    return replace(health, sizes_off=floods, size_seen=seen)
+
+
+def _is_shared(view: DeviceView, said: Backing) -> bool:
+    """Whether another device may use the same cache."""
+    return any(
+        (each.source, each.capacity_bytes) == (said.source, said.capacity_bytes)
+        for each in view.tick.sample.backings if each.device != view.name
+    )  # fmt: skip
+
+
+def _tell(view: DeviceView, seconds: float, what: str, do: str) -> None:
+    view.tick.tell(Alert(
+        AlertName.CACHE_MISMATCH, view.name, Severity.WARNING, Cause.UNKNOWN,
+        view.tick.sample.wall_s - seconds, f"{view.name}: {what}", do,
+    ))  # fmt: skip
