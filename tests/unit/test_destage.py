@@ -118,3 +118,35 @@ def test_the_decision_has_it() -> None:
         decision.settings
     )
     assert memory.destage == {"bcache0": 20_000}
+
+
+DRAINED = [("bcache0", "writeback_delay", 0), ("bcache0", "writeback_percent", 0)]
+
+
+def test_a_drain_writes_all_out_at_any_rate_and_the_others_go_on() -> None:
+    memory = Memory(draining=("sda",), destage={"bcache0": 7})
+    assert planned(CACHE, memory=memory, policy=BASE, drains=None)[0] == DRAINED
+    settings, memory = planned(CACHE, OTHER, memory=memory)
+    assert settings[:2] == DRAINED
+    assert {target for target, *_ in settings[2:]} == {"bcache1"}
+    assert set(memory.destage) == {"bcache1"}
+
+
+def test_a_drain_leaves_alone_what_is_pinned_yielded_or_not_read() -> None:
+    drain = Memory(draining=("sda",))
+    for memory in (replace(drain, yielded="somebody"), replace(drain, pin_bytes=1 << 20)):
+        assert planned(CACHE, memory=memory, policy=BASE)[0] == []
+    assert planned(OTHER, memory=drain, policy=BASE)[0] == []
+    for changes in ({"read_s": None}, {"mode": CacheMode.WRITE_THROUGH}, {"source": "dm-cache"}):
+        assert planned(replace(CACHE, **changes), memory=drain, policy=BASE)[0] == []
+
+
+def test_the_decision_has_it_while_devices_are_drained() -> None:
+    estimates = {name: samples.estimate(name) for name in ("sda", "sdb")}
+    memory = Memory(
+        devices={name: DeviceMemory() for name in ("sda", "sdb")}, draining=("sda",)
+    )
+    decision, memory = decide(BASE, memory, sampled(CACHE), estimates)
+    assert Setting(LeverKind.CACHE, "bcache0", "writeback_percent", 0) in decision.settings
+    decision, _ = decide(BASE, replace(memory, draining=()), sampled(CACHE), estimates)
+    assert decision.settings == ()

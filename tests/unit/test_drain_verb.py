@@ -20,7 +20,7 @@ import pytest
 import samples
 import schema
 from served import Served
-from writebackd.cli import ctl
+from writebackd.cli import ctl, drain_children
 from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.report.answer_parts import drain_json
@@ -99,7 +99,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("_ASK_S", "_LINE_S"):
         monkeypatch.setattr(drain_module, name, 0.02)
     for name in ("_DEV", "_BLOCK"):  # this host may have an sda
-        monkeypatch.setattr(drain_module, name, tmp_path / name)
+        monkeypatch.setattr(drain_children, name, tmp_path / name)
     return tmp_path
 
 
@@ -112,6 +112,14 @@ def daemon(here: Path) -> Iterator[Daemon]:
 
 
 Run = Callable[..., Tuple[int, str, str]]
+
+
+def nodes_of_sda(here: Path) -> str:
+    """Of it and its only partition; the line that sync is called with."""
+    for path in ("_DEV/sda", "_DEV/sda1", "_BLOCK/sda/sda1/partition", "_BLOCK/sda/queue/x"):
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).touch()
+    return f"-- {here}/_DEV/sda {here}/_DEV/sda1"
 
 
 @pytest.fixture
@@ -216,15 +224,23 @@ def test_a_disk_without_a_filesystem_is_synced_by_its_nodes(
     daemon: Daemon, run: Run, here: Path
 ) -> None:
     daemon.without_filesystem()
-    for path in ("_DEV/sda", "_DEV/sda1", "_BLOCK/sda/sda1/partition", "_BLOCK/sda/queue/x"):
-        (here / path).parent.mkdir(parents=True, exist_ok=True)
-        (here / path).touch()
+    line = nodes_of_sda(here)
     (here / "go").touch()
     code, out, _ = run("--json")
     assert code == 0 and answer(out)["clean"]
-    assert (here / "called").read_text() == f"-- {here}/_DEV/sda {here}/_DEV/sda1\n"
+    assert (here / "called").read_text() == f"{line}\n"
     (here / "_DEV/sda1").unlink()
     assert run()[0] == 1  # one is missing
+
+
+def test_pages_of_a_partition_beside_a_mounted_one_are_synced_as_well(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    line = nodes_of_sda(here)
+    (here / "go").touch()
+    assert run("--json")[0] == 0
+    assert sorted((here / "called").read_text().splitlines()) == [
+        line, "-f -- /", "-f -- /var/lib/postgresql"]
 
 
 def test_a_disk_without_filesystem_and_node_is_not_clean(
@@ -310,8 +326,64 @@ def test_a_cache_of_which_nobody_knows_the_fill_is_named(
     daemon.said = (Backing("sda", "storcli", 0.0, 512 * MIB, CacheMode.WRITE_BACK),)
     (here / "go").touch()
     code, out, _ = run()
-    assert code == 0 and "sda: write cache (controller): fill not known" in out
-    assert not answer(run("--json")[1])["devices"][0]["cache_known"]
+    assert code == 0 and "sda: write cache (controller): fill not known, not verified" in out
+    assert "page cache clean, a write cache was not verified: " in out
+    found = answer(run("--json")[1])
+    assert not found["devices"][0]["cache_known"] and not found["verified"]
+
+
+# Says what it was called with, and fails where there is a file `unflushed`.
+DMSETUP = """#!/bin/sh
+echo "$@" >>{here}/flushed
+[ ! -e {here}/unflushed ] || {{ echo "dm: message failed
+Command failed." >&2; exit 1; }}
+"""
+
+
+def with_writecache(daemon: Daemon, here: Path, dirty: int) -> None:
+    (here / "bin/dmsetup").write_text(DMSETUP.format(here=here))
+    (here / "bin/dmsetup").chmod(0o755)
+    (here / "_BLOCK/dm-3").mkdir(parents=True)
+    (here / "_BLOCK/dm-3/dev").write_text("253:3\n")
+    said = Backing("sda", "dm-writecache", time.time() + 99, 512 * MIB, CacheMode.WRITE_BACK,
+                   dirty_bytes=dirty, disk="dm-3")
+    daemon.said = (said, replace(said, device="sdb"))
+    (here / "go").touch()
+
+
+def test_dm_writecache_is_flushed_once_after_the_page_cache(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    with_writecache(daemon, here, 100 * MIB)  # somebody writes on
+    (here / "go").unlink()
+    assert run("--timeout", "200ms")[0] == 1 and not (here / "flushed").exists()
+    (here / "go").touch()
+    code, out, _ = run("--json", "--timeout", "20s")
+    found = answer(out)
+    assert (code, found["outcome"], found["verified"]) == (0, "clean", True)
+    assert (here / "flushed").read_text() == "message -j 253 -m 3 0 flush\n"
+
+
+def test_a_cache_that_cannot_be_flushed_is_not_waited_for(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    with_writecache(daemon, here, 100 * MIB)
+    (here / "unflushed").touch()
+    code, out, _ = run("--json", "--timeout", "20s")
+    found = answer(out)
+    assert (code, found["outcome"], found["clean"]) == (1, "unflushed", False)
+    assert found["problems"] == ["dm-3: dm: message failed"] and found["page_cache_written"]
+    code, out, _ = run("--timeout", "20s")
+    assert code == 1 and "not clean, a write cache was not flushed: " in out
+    daemon.said = tuple(replace(each, dirty_bytes=0) for each in daemon.said)
+    assert answer(run("--json")[1])["clean"]  # nothing was in it
+
+
+def test_a_program_that_is_not_there_is_a_problem() -> None:
+    child = drain_children.Child("dm-3", "no-such-program-at-all")
+    assert not child.runs()
+    assert child.problem() == "dm-3: no-such-program-at-all: No such file or directory"
+    child.leave()
 
 
 def test_an_error_of_sync_is_told(daemon: Daemon, run: Run, here: Path) -> None:

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb drain: writes out what is dirty, the page cache first, then the write caches below.
 
-The daemon lowers the limits, for as long as it is asked to once a second.  sync(1) writes, in
-children: syncfs(2) cannot be interrupted, and a process with a thread in it does not end.
+The daemon lowers the limits, for as long as it is asked to once a second, and has bcache write out.
+sync(1) and dmsetup(8) do the rest, see drain_children.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
+from writebackd.cli.drain_caches import Cache
+from writebackd.cli.drain_children import Child, flush, sync_filesystem, sync_nodes
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import Answer, clean
@@ -27,19 +26,16 @@ INTERRUPTED = 130  # as a shell has it for SIGINT
 _ASK_S = 1.0
 _CHILDREN_S = 0.05  # between two looks whether sync has ended
 _LINE_S = 5.0  # between two lines where stdout is no terminal
-# A cache with no more than that in it counts as empty: a filesystem in use is never still.
-_EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
 # A cache that has not drained for so long, as far as it is read, does not by itself.
 _STUCK_S = 180.0
 _BAR = 20
 _WORDS = {
     "timeout": "timed out", "stuck": "a write cache stopped draining",
     "failed": "sync failed", "interrupted": "interrupted", "gone": "a device is gone",
-    "unsynced": "a device was not synced",
+    "unsynced": "a device was not synced", "unflushed": "a write cache was not flushed",
 }  # fmt: skip
 # The limits are released after these also with --hold; no outcome: an error ended it.
 _RELEASED = ("", "timeout", "interrupted")
-_DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
 
 
 def drain(options: argparse.Namespace) -> int:
@@ -60,48 +56,14 @@ def drain(options: argparse.Namespace) -> int:
     return course.tell()
 
 
-class _Sync:
-    """sync(1) of one filesystem, or of the nodes of a disk without one."""
-
-    def __init__(self, *words: str) -> None:
-        self._of, self._problem = words[-1], ""
-        # In a session of its own: Ctrl-C is for this process.
-        self._process = subprocess.Popen(
-            ["sync", *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    def runs(self) -> bool:
-        return self._process.poll() is None
-
-    def problem(self) -> str:
-        """Of one that has ended; empty: none."""
-        if self._process.returncode and not self._problem:
-            said = self._process.communicate()[1].strip()
-            self._problem = said or f"{self._of}: sync ended with {self._process.returncode}"
-        return self._problem
-
-    def leave(self) -> None:
-        """It ends once the kernel lets it; nobody waits for that."""
-        with contextlib.suppress(OSError):
-            self._process.terminate()
-
-
-def _nodes(name: str) -> List[str]:
-    """Of a disk and its partitions, whose pages are apart; none where /dev lacks one of them."""
-    kernel = name.replace("/", "!")
-    parts = sorted(path.parent.name for path in (_BLOCK / kernel).glob("*/partition"))
-    nodes = [_DEV / each.replace("!", "/") for each in (kernel, *parts)]
-    return [str(node) for node in nodes] if all(map(os.path.exists, nodes)) else []
-
-
 class _Course:
     """How far it has come."""
 
     def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
         self._options, self._begun = options, begun
         self._begun_s = time.monotonic()
-        self._syncs: List[_Sync] = []
+        self._syncs: List[Child] = []
+        self._flushes: Dict[str, Child] = {}  # by the disk of the cache, once all is synced
         self._synced_s: Optional[float] = None  # wall clock: when the page cache was written
         self._status: Dict[str, Any] = {}
         self._counted: Dict[str, int] = {}  # by device: its counter when it was last seen
@@ -128,13 +90,14 @@ class _Course:
         self._gone.update(set(names) - {row["name"] for row in rows})
         mounts = {fs["devno"]: fs["mount"] for row in rows for fs in row["filesystems"]}
         for mount in mounts.values():
-            self._syncs.append(_Sync("-f", "--", mount))
-        for name in [row["name"] for row in rows if not row["filesystems"]]:
-            nodes = _nodes(name)
-            if nodes:
-                self._syncs.append(_Sync("--", *nodes))
-            else:  # as within the sandbox of writebackd-drain.service
-                self._unsynced.append(name)
+            self._syncs.append(sync_filesystem(mount))
+        for row in rows:
+            # Also beside a filesystem: the pages of another partition are its own.
+            sync = sync_nodes(row["name"])
+            if sync is not None:
+                self._syncs.append(sync)
+            elif not row["filesystems"]:  # as within the sandbox of writebackd-drain.service
+                self._unsynced.append(row["name"])
 
     def follow(self) -> None:
         """Until nothing is left, or nothing more can be done."""
@@ -217,24 +180,35 @@ class _Course:
         if not self._status:
             return False  # nothing is known of them yet
         now_s = time.monotonic()
-        caches = [_Cache(row) for row in self._rows()]
+        self._flushes.update(flush(self._rows(), self._flushes))
+        if any(each.runs() for each in self._flushes.values()):
+            # No reading from before its end counts.
+            self._synced_s, self._least_s = time.time(), now_s
+            return False
+        caches = self._caches()
         left = sum(each.left or 0.0 for each in caches)
         if left < self._least:
             self._least, self._least_s = left, now_s
-        if self._status["time_s"] > self._synced_s and all(
-            each.is_empty_since(self._synced_s) for each in caches
-        ):
-            self.outcome = "unsynced" if self._unsynced else "clean"
+        read = self._status["time_s"] > self._synced_s and all(
+            each.is_read_since(self._synced_s) for each in caches
+        )
+        full = [each for each in caches if not each.is_empty]
+        if read and all(each.flush_failed for each in full):
+            self.outcome = "unflushed" if full else "unsynced" if self._unsynced else "clean"
         elif now_s - self._least_s >= _STUCK_S:
             self.outcome = "stuck"
         return bool(self.outcome)
+
+    def _caches(self) -> List[Cache]:
+        ended = {disk: each for disk, each in self._flushes.items() if not each.runs()}
+        return [Cache(row, ended) for row in self._rows()]
 
     # ---- what is shown -----------------------------------------------------
 
     def _show_progress(self) -> None:
         if self._options.json or not self._status:
             return
-        if self._synced_s is not None and all(_Cache(row).left is None for row in self._rows()):
+        if self._synced_s is not None and all(each.left is None for each in self._caches()):
             return  # nothing is known to wait for but a look at what was written
         terminal, now_s = sys.stdout.isatty(), time.monotonic()
         if not terminal and now_s - self._line_s < _LINE_S:
@@ -256,7 +230,7 @@ class _Course:
             left_s = left / rate if rate else memory["time_to_clean_s"]
         else:
             what, rate = "write caches", None
-            left = sum(_Cache(row).left or 0.0 for row in self._rows())
+            left = sum(each.left or 0.0 for each in self._caches())
             left_s = max((row["time_to_clean_s"] or 0.0 for row in self._rows()), default=0.0)
         self._most = max(self._most, left)
         done = 1.0 - left / self._most
@@ -279,8 +253,8 @@ class _Course:
 
     def release(self) -> None:
         """Nobody waits for sync any more, and the limits are decided again or held."""
-        for sync in self._syncs:
-            sync.leave()
+        for child in (*self._syncs, *self._flushes.values()):
+            child.leave()
         if self._lost:
             return
         if self._options.hold and self.outcome not in _RELEASED:
@@ -300,9 +274,10 @@ class _Course:
         self._unheld = answer["lines"] if answer["devices"] else ["limits were released"]
 
     def tell(self) -> int:
-        caches = [_Cache(row) for row in self._rows()]
+        caches = self._caches()
         memory = self._status.get("memory", {})
         problems = [sync.problem() for sync in self._syncs if not sync.runs()]
+        unflushed = [each.problem() for each in self._flushes.values() if not each.runs()]
         problems += [
             f"{name}: no filesystem mounted; its own pages are not synced"
             for name in self._unsynced
@@ -316,7 +291,8 @@ class _Course:
             "page_cache_written": self._synced_s is not None and not any(problems),
             "dirty_bytes": memory.get("dirty_bytes"),
             "held": self._held,
-            "problems": [each for each in problems if each],
+            "problems": [each for each in (*problems, *unflushed) if each],
+            "verified": all(each.verified for each in caches),
             "devices": [
                 {
                     "name": each.name, "written_bytes": self._written.get(each.name, 0),
@@ -333,9 +309,11 @@ class _Course:
             return INTERRUPTED
         return GOOD if result["clean"] else BAD_NEWS
 
-    def _ending(self, result: Mapping[str, Any], caches: "Sequence[_Cache]") -> List[str]:
+    def _ending(self, result: Mapping[str, Any], caches: Sequence[Cache]) -> List[str]:
         took = formats.duration(result["seconds"])
-        verdict = "clean" if result["clean"] else f"not clean, {_WORDS[self.outcome]}"
+        verdict = f"not clean, {_WORDS[self.outcome]}" if not result["clean"] else (
+            "clean" if result["verified"] else "page cache clean, a write cache was not verified"
+        )
         lines = [f"{verdict}: {formats.size(result['written_bytes'])} written in {took}"]
         lines += [f"  {clean(each)}" for each in result["problems"]]
         if result["dirty_bytes"] is not None:
@@ -346,47 +324,3 @@ class _Course:
             lines.append("  limits stay at their floor until `writebackctl release`")
         lines += [f"  {clean(each)}" for each in self._unheld]
         return lines
-
-
-class _Cache:
-    """The write caches behind a device, as `status` has them."""
-
-    def __init__(self, row: Answer) -> None:
-        cache = row["write_cache"]
-        self.name: str = row["name"]
-        self._kind = cache["kind"] or "behind it"
-        said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
-        self._seen_s: Optional[float] = min((each["time_s"] for each in said), default=None)
-        self._capacity = cache["capacity_bytes"] or 0.0
-        self.left: Optional[float] = None  # bytes; None: not known
-        self._how = ""
-        if said:
-            self.left = float(sum(each["dirty_bytes"] for each in said))
-            self._capacity = float(sum(each["capacity_bytes"] or 0 for each in said))
-            if self._seen_s is not None:
-                self._how = f", as of {time.strftime('%H:%M:%S', time.localtime(self._seen_s))}"
-        elif cache["fill"] is not None and self._capacity:
-            self.left, self._how = cache["fill"] * self._capacity, ", estimated"
-        # Nothing that would hold writes back is known of.
-        self.none = self.left is None and (
-            cache["kind"] is None or cache["mode"] == "write-through"
-        )
-
-    def is_empty_since(self, wall_s: float) -> bool:
-        """Whether nothing is in it, as seen after `wall_s`; one that is not known does not count.
-
-        Somebody else reads some of them, now and then.
-        """
-        if self.left is None:
-            return True
-        fresh = self._seen_s is None or self._seen_s >= wall_s
-        return fresh and self.left <= max(_EMPTY_BYTES, _EMPTY_SHARE * self._capacity)
-
-    def words(self) -> str:
-        if self.left is None:
-            return f"{clean(self.name)}: write cache ({self._kind}): fill not known"
-        of = f" of {formats.size(self._capacity)}" if self._capacity else ""
-        return (
-            f"{clean(self.name)}: write cache ({self._kind}): {formats.size(self.left)}{of} left"
-            f"{self._how}"
-        )

@@ -126,6 +126,7 @@ def backings_of(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
 def _backing(backing: Backing) -> Json:
     return {
         "source": backing.source,
+        "disk": backing.disk,
         "time_s": finite(backing.wall_s),
         "capacity_bytes": backing.capacity_bytes,
         "mode": backing.mode.value if backing.mode else None,

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The programs that write out for a drain: sync(1), and dmsetup(8) for dm-writecache.
+
+In children: syncfs(2) cannot be interrupted, nor can the flush of a cache, and a process with a
+thread in it does not end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+from typing import Container, Dict, List, Optional, Sequence
+
+from writebackd.cli.status_screen import Answer
+
+_DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
+
+
+class Child:
+    """A program that writes something out; `of` is what, for people."""
+
+    def __init__(self, of: str, *argv: str) -> None:
+        self._of, self._program, self._problem = of, argv[0], ""
+        self._process: "Optional[subprocess.Popen[str]]" = None
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        try:
+            # In a session of its own: Ctrl-C is for this process.
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, start_new_session=True,
+                env={**os.environ, "PATH": path},
+            )  # fmt: skip
+        except OSError as error:
+            self._problem = f"{of}: {self._program}: {error.strerror}"
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def problem(self) -> str:
+        """Of one that has ended; empty: none."""
+        if self._process is not None and self._process.returncode and not self._problem:
+            said = self._process.communicate()[1].strip().partition("\n")[0]
+            said = said or f"{self._program} ended with {self._process.returncode}"
+            self._problem = said if self._of in said else f"{self._of}: {said}"
+        return self._problem
+
+    def leave(self) -> None:
+        """It ends once the kernel lets it; nobody waits for that."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.terminate()
+
+
+def sync_filesystem(mount: str) -> Child:
+    return Child(mount, "sync", "-f", "--", mount)
+
+
+def sync_nodes(name: str) -> Optional[Child]:
+    """Of a disk and its partitions, whose pages are apart; None where /dev lacks one of them."""
+    kernel = name.replace("/", "!")
+    parts = sorted(path.parent.name for path in (_BLOCK / kernel).glob("*/partition"))
+    nodes = [_DEV / each.replace("!", "/") for each in (kernel, *parts)]
+    if not all(map(os.path.exists, nodes)):
+        return None
+    return Child(name, "sync", "--", *map(str, nodes))
+
+
+def flush(rows: Sequence[Answer], begun: Container[str]) -> Dict[str, Child]:
+    """By its disk the flush of each dm-writecache behind the devices of `status`, but for `begun`.
+
+    It returns when all that was in the cache is on the disk below (process_flush_mesg()).
+    """
+    disks: List[str] = [
+        said["disk"] for row in rows for said in row["write_cache"]["reported"]
+        if said["source"] == "dm-writecache" and said.get("disk") is not None
+    ]  # fmt: skip
+    found = {}
+    for disk in [each for each in dict.fromkeys(disks) if each not in begun]:
+        with contextlib.suppress(OSError, ValueError):  # it is gone
+            major, minor = (_BLOCK / disk / "dev").read_text().strip().split(":")
+            found[disk] = Child(
+                disk, "dmsetup", "message", "-j", major, "-m", minor, "0", "flush"
+            )  # fmt: skip
+    return found
