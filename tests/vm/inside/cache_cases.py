@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Real bcache, dm-writecache and dm-cache on modelled disks: what is read, and what is written.
-
-A disk takes 20 MB/s, its cache what it is given; both keep their blocks in memory.
-"""
+"""Real bcache, dm-writecache and dm-cache: what is read, and what is written."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 
 import pytest
 
 from tests.kernel.fault_rig import (
-    FILES,
     HOME_S,
     PIN,
     POLICY,
@@ -27,126 +23,37 @@ from tests.kernel.fault_rig import (
     Starter,
     is_alive,
     kill,
-    limits_kept,
+    limits,
 )
 from tests.kernel.scratch import run
-from tests.vm.inside.rig import MIB, WISHING, wait_for, wish
+from tests.vm.inside.cache_rig import (
+    BCACHE,
+    FAST_MB,
+    R,
+    bcache,
+    dirty_bytes,
+    dm_cache,
+    followed,
+    found,
+    home,
+    settings,
+    starter,
+    write,
+    writecache,
+)
+from tests.vm.inside.rig import MIB, devno_of, state, wait_for, wish, wishes_for
 from writebackd.actuate.ledger import load
 from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, SECTOR, destage_rate
 from writebackd.estimate.true_fill import FULL_SHARE
 from writebackd.kernel import bcache_files
-from writebackd.paths import CACHES, LEDGER
-from writebackd.storage.backing_watch import look_at_caches
-from writebackd.storage.linux_storage import read_bcache
+from writebackd.paths import LEDGER
 from writebackd.types.levers import LeverKind, VmLimits
-from writebackd.types.storage import Backing, CacheMode, Device
+from writebackd.types.storage import CacheMode
 
-NULLB = Path("/sys/kernel/config/nullb")
-BCACHE = Path("/sys/block/bcache0/bcache")
-SET = BCACHE / "cache"
-R = 20 * MIB  # what a disk takes in a second
-FAST_MB, SLOW_MB = 128, 512
-BUCKET = 64 << 10
+__all__ = ["found", "home", "starter"]
+
 # How long a daemon lives before it is killed, and how often.
 KILLS, SEED, LIFE_S = 8, 20261126, 0.8
-# dmsetup would wait for udev, of which there is none.
-os.environ["DM_DISABLE_UDEV"] = "1"
-
-
-@contextlib.contextmanager
-def disk(name: str, size_mb: int, rate: int = 0) -> Iterator[str]:
-    """A disk in memory that takes `rate` bytes a second (0: all): its node."""
-    if not NULLB.exists():
-        run("mount", "-t", "configfs", "configfs", "/sys/kernel/config")
-    here = NULLB / name
-    here.mkdir()
-    (here / "memory_backed").write_text("1")
-    (here / "size").write_text(str(size_mb))
-    if rate:
-        (here / "mbps").write_text(str(rate // MIB))
-    (here / "power").write_text("1")
-    try:
-        yield next(each for each in (f"/dev/{name}", f"/dev/nullb{index(here)}")
-                   if Path(each).exists())  # fmt: skip
-    finally:
-        (here / "power").write_text("0")
-        here.rmdir()
-
-
-def index(disk: Path) -> str:
-    return (disk / "index").read_text().strip()
-
-
-@contextlib.contextmanager
-def bcache() -> Iterator[str]:
-    with disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
-        run("make-bcache", "--writeback", "-b", str(BUCKET), "-C", fast, "-B", slow)
-        for each in (fast, slow):
-            Path("/sys/fs/bcache/register").write_text(each)
-        wait_for(lambda: SET.exists(), what="for bcache0")
-        # All writes into the cache, as of a database: none is taken for a copy, nor for too slow.
-        (BCACHE / "sequential_cutoff").write_text("0")
-        (SET / "congested_write_threshold_us").write_text("0")
-        try:
-            yield "bcache0"
-        finally:
-            home = SET.resolve()
-            (BCACHE / "stop").write_text("1")
-            (home / "stop").write_text("1")
-            wait_for(lambda: not (BCACHE.exists() or home.exists()), what="for bcache to end")
-
-
-@contextlib.contextmanager
-def mapped(table: str) -> Iterator[str]:
-    """A device of the mapper: its kernel name."""
-    run("dmsetup", "create", "cached", "--table", f"0 {SLOW_MB * MIB // SECTOR} {table}")
-    try:
-        yield run("dmsetup", "info", "-c", "--noheadings", "-o", "blkdevname", "cached")
-    finally:
-        run("dmsetup", "remove", "--retry", "cached")
-
-
-@contextlib.contextmanager
-def writecache() -> Iterator[str]:
-    with disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
-        with mapped(f"writecache s {slow} {fast} 4096 2 high_watermark 60") as name:
-            yield name
-
-
-@contextlib.contextmanager
-def dm_cache() -> Iterator[str]:
-    with disk("meta", 16) as meta, disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
-        with mapped(f"cache {meta} {fast} {slow} 128 1 writeback smq 0") as name:
-            yield name
-
-
-def write(device: str, megabytes: int, times: int = 1) -> None:
-    for _ in range(times):
-        run("dd", "if=/dev/zero", f"of=/dev/{device}", "bs=64k", f"count={megabytes * 16}",
-            "oflag=direct", "conv=nocreat")  # fmt: skip
-
-
-@contextlib.contextmanager
-def followed(device: str) -> Iterator[Callable[[], Optional[Backing]]]:
-    """The program that reads caches, as it is installed, and what the daemon makes of it."""
-    Path(CACHES).parent.mkdir(exist_ok=True)
-    follower = subprocess.Popen(["/usr/bin/writebackd-raid", "--caches", "1"])
-    devno = (Path("/sys/block") / device / "dev").read_text().strip()
-
-    def seen() -> Optional[Backing]:
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        found, error = look_at_caches(FILES, [Device(device, devno, devno)], now_s, 0)
-        assert error is None, error
-        return next(iter(found), None)
-
-    try:
-        wait_for(seen, what="for the first reading", pause_s=1.0)
-        yield seen
-    finally:
-        follower.terminate()
-        follower.wait()
-        Path(CACHES).unlink(missing_ok=True)
-
 
 CACHE_KINDS = [
     (bcache, "bcache", FAST_MB * MIB * 7 // 10,
@@ -197,30 +104,6 @@ def test_fill_capacity_mode_and_thresholds_are_read(
 # ---- the lever ---------------------------------------------------------------
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def found() -> Iterator[VmLimits]:
-    with limits_kept() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    starter = Starter(WISHING)
-    yield starter
-    starter.close()
-
-
-def settings() -> Dict[str, str]:
-    return {name: (BCACHE / name).read_text().strip() for name in bcache_files.NAMES}
-
-
 def destage(rates: List[int], percent: int = DESTAGE_PERCENT) -> "list[tuple]":  # type: ignore[type-arg]
     """Wishes for it, of which the rate changes all the time."""
     values = (rates, [DESTAGE_DELAY_S], [percent])
@@ -253,6 +136,37 @@ def test_killed_at_random_points_it_comes_home(
             wait_for(lambda: settings() == born, HOME_S, "for the watcher", 0.5)
         print(f"\n{KILLS} kills, left behind: {sorted(seen)}; born with {born}")
     assert len(seen) > 1
+    home.check_log()
+
+
+def others(device: str) -> Dict[str, str]:
+    """All that is written to a host with such a cache, but for bcache's own levers."""
+    table = run("dmsetup", "table")
+    own = settings() if BCACHE.exists() else {}
+    return {**state("slow"), **state(device), **own, "table": table}
+
+
+@pytest.mark.parametrize("make", [bcache, writecache, dm_cache])
+def test_killed_above_any_cache_all_comes_home(
+    make: Callable[[], "contextlib.AbstractContextManager[str]"], home: Home, starter: Starter,
+    found: VmLimits,
+) -> None:  # fmt: skip
+    chance, seen = random.Random(SEED), set()
+    with make() as device:
+        born = others(device)
+        wanted = [*wishes_for("slow", devno_of("slow")),
+                  *[each for each in wishes_for(device, devno_of(device))
+                    if each[0] is LeverKind.BDI]]  # fmt: skip
+        for _ in range(KILLS // 2):
+            wish([PIN], wanted)
+            pid = starter.start(home)
+            wait_for(lambda: others(device) != born, what="for the first write")
+            time.sleep(chance.uniform(0.0, LIFE_S))
+            kill(pid)
+            seen.add(tuple(name for name, value in others(device).items() if value != born[name]))
+            wait_for(lambda: others(device) == born and limits() == found, HOME_S,
+                     "for the watcher", 0.5)  # fmt: skip
+        print(f"\n{KILLS // 2} kills above {device}, left behind: {sorted(seen)}")
     home.check_log()
 
 
@@ -336,14 +250,12 @@ def test_the_daemon_sets_a_share_of_what_the_disk_takes(
             flood.wait()
             daemon.process.kill()
             daemon.process.wait()
-            run("umount", str(mount))
+            # dd outlives its shell for a moment.
+            wait_for(lambda: not subprocess.run(["umount", mount]).returncode, 60.0, "for dd", 1.0)
     home.check_log()
 
 
-def dirty_bytes() -> int:
-    (found,) = read_bcache(FILES)
-    assert found.dirty_bytes is not None
-    return found.dirty_bytes
+# ---- destage -----------------------------------------------------------------
 
 
 def destaged(seconds: int, each: int, share: float) -> Tuple[List[float], List[float]]:
