@@ -18,13 +18,14 @@ import statistics
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.trial import ladder
+
 from . import catalogue, reach
 from .contenders import KINDS, named
 from .report.evaluation import Check, Contender, Evaluation, Run
 from .report.evaluation import Scenario as Scored
 from .scenario import Expectation, Scenario, Term
 
-KEPT = 0.95  # share of the sequential rate that may be lost for nothing
 # Fixed limits that run in all but a few special scenarios, and what they are compared with.
 ALWAYS = ("default", "static-15M", "static-4M", "agent")
 CHANGED = "changed"  # the window after a change in mid-run
@@ -35,7 +36,7 @@ def score(f: Optional[float], g: Optional[float]) -> Optional[float]:
     """As the module says; None of what is needed is unknown."""
     if f is None:
         return g
-    return f if g is None else f * min(1.0, g / KEPT) ** 4
+    return f if g is None else ladder.score(f, g)
 
 
 def evaluate(runs: Iterable[Run]) -> Evaluation:

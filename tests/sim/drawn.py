@@ -18,7 +18,6 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
-from tests.lab.score import KEPT
 from tests.sim import bench
 from tests.sim.bench import Run
 from tests.sim.plant import (
@@ -39,6 +38,7 @@ from writebackd.control import device_decision, law
 from writebackd.control.decide import decide
 from writebackd.estimate import drain, estimator, sync_demand
 from writebackd.policy.schema import Policy
+from writebackd.trial.ladder import KEPT
 
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two

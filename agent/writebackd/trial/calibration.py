@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Calibrates a disk tick by tick: idle, a flood that fills its cache, a ladder of limits.  Pure.
+
+R and the size of the cache are those of estimate/: the daemon's own core sets the limits until R is
+known and has settled.  Only then does a ladder of fixed limits begin, above the knee: under a limit
+below it the cache drains, and the next one would seem better than it is.  It goes down until less
+is worse, and up while more is better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import List, Optional, Tuple
+
+from writebackd import formats
+from writebackd.alerts.alert_types import AlertName
+from writebackd.alerts.array_state import battery
+from writebackd.alerts.detect import detect
+from writebackd.alerts.detector_memory import AlertMemory
+from writebackd.control.decide import decide
+from writebackd.control.device_decision import kernel_floor_bytes
+from writebackd.estimate.cache_size import SEEN_S, with_drain_rate
+from writebackd.estimate.estimator import estimate
+from writebackd.policy.schema import Policy
+from writebackd.report.recommendation import stepped
+from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
+from writebackd.trial.ladder import Rung, beyond_these, next_limit
+from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, SHOWN_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, Sample
+
+TICK_S = 0.5
+# Seconds without any load, in which somebody else's shows; and of fsyncs alone.
+# Longer, and the media would be busy with their blocks when the flood begins.
+WATCH_S, IDLE_S = 3.0, 1.0
+# Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
+SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
+# Seconds, at most, in which a cache that a small limit has drained is filled again.
+REFILL_S = 10.0
+# Seconds of each limit that are judged.  A controller destages the blocks of the fsyncs every 9 s.
+LEAST_JUDGED_S, MOST_JUDGED_S = 3.0, 9.0
+RUNGS = 5  # that the time is parted by
+ENOUGH_S = 100.0  # of R, for all of it
+ABOVE = 1.5  # times the law's limit, where the ladder begins
+# Seconds for which R has moved by no more than a share: then it is the disk's.  A controller
+# destages the blocks of fsyncs every 9 s, and takes nothing else meanwhile; less where a part of
+# the budget is less.
+STEADY_S, STEADY_LEAST_S, STEADY_PART, STEADY = 9.0, 5.0, 0.25, 0.03
+# Seconds between two fsyncs while the cache fills, and times an unloaded one at least: more would
+# take the media's time from the flood, and fewer would not tell whether it is full.
+FILL_WAIT_S, FILL_WAITS = 0.02, 20.0
+# Of the media's time, that fsyncs take where they are spaced, since they would take all of it.
+PRICED = 0.6
+# Threads of the kernel that dirty a filesystem's own blocks, for whoever writes.
+_KERNEL = ("kworker/", "jbd2/", "xfsaild/", "btrfs-")
+# Alerts that a flood of ours may raise.
+_FLOODED = (AlertName.COLLAPSE, AlertName.EXHAUSTED)
+
+
+@dataclass
+class Calibration:
+    """`step` once a tick.  Ended early, `problem` says why, and nothing is to be kept."""
+
+    policy: Policy
+    device: str
+    budget: Budget
+    phase: Phase = Phase.WATCH
+    problem: Optional[str] = None
+    _memory: Memory = field(default_factory=Memory)
+    _alerts: AlertMemory = field(default_factory=AlertMemory)
+    _began_s: Optional[float] = None
+    _phase_s: float = 0.0  # when it, or the limit that is tried, began; as Sample.time_s
+    _now_s: float = 0.0
+    _own: Own = field(default_factory=Own)
+    _strange: Tuple[float, float, float] = (0.0, 0.0, 0.0)  # seconds, fsyncs, bytes of others
+    idle: Rung = field(default_factory=lambda: Rung(0))
+    _fill: Tuple[Tuple[float, float], ...] = ()  # (rate, seconds) of the flood until R settled
+    _known: Tuple[Tuple[float, float], ...] = ()  # (time, R)
+    _r: float = 0.0  # R, once it has settled; fsyncs at full speed take from it
+    wait_s: float = 0.0  # between two fsyncs in the ladder
+    _room: float = 0.0  # bytes that the cache has drained since it was full
+    _refills: bool = False
+    _rung: Rung = field(default_factory=lambda: Rung(0))
+    rungs: List[Rung] = field(default_factory=list)
+    _end: str = ""  # why the ladder is not whole
+
+    def __post_init__(self) -> None:
+        levers = replace(self.policy.levers, per_device=False, pace=False, destage_share=0.0)
+        self.policy = replace(self.policy, levers=levers, windows=())
+
+    # ---- a tick ----------------------------------------------------------
+
+    def step(self, sample: Sample, own: Own) -> Order:
+        """Take a tick in, which ends now; what is to be done until the next one."""
+        if self._began_s is None:
+            self._began_s = self._phase_s = sample.time_s - sample.dt_s
+        self._now_s = sample.time_s
+        seen = next((each for each in sample.devices if each.device.name == self.device), None)
+        if seen is None or seen.sync is None:
+            return self._stopped(
+                f"{self.device} is gone, or fsync cannot be seen: `writebackctl doctor` says why"
+            )
+        self._memory = self._under_ours(self._memory)
+        estimates, memory = estimate(self.policy, self._memory, sample)
+        decision, self._memory = decide(self.policy, memory, sample, estimates)
+        alerts, self._alerts = detect(
+            self.policy, self._alerts, sample, estimates, decision, self._memory
+        )
+        found = estimates[self.device]
+        for alert in alerts:
+            if self.phase in (Phase.WATCH, Phase.IDLE) or alert.name not in _FLOODED:
+                return self._stopped(f"{alert.name.value}: {alert.summary}")
+        wrong = self._wrong_array(sample) or self._stranger(sample, seen, found, own)
+        if wrong:
+            return self._stopped(wrong)
+        syncs = own.syncs - self._own.syncs
+        self._own = own
+        self._take(seen, found, syncs, sample.dt_s)
+        self._go_on(sample)
+        if self.phase is Phase.FILL:
+            wait_s = max(FILL_WAIT_S, FILL_WAITS / max(self.idle.sync_rate, 1.0))
+            limit = decision.limit_bytes or int(self.policy.limits.rest_bytes)
+            background = decision.background_bytes or int(limit * self.policy.limits.background)
+            return Order(True, wait_s, limit, background)
+        if self.phase is Phase.LADDER:
+            limit = self._in_force
+            return Order(True, self.wait_s, limit, int(limit * self.policy.limits.background))
+        return Order(sync_wait_s=0.0 if self.phase is Phase.IDLE else None)
+
+    def _under_ours(self, memory: Memory) -> Memory:
+        """So that the estimators take the limit of the ladder for the one that was asked for."""
+        if self.phase is not Phase.LADDER:
+            return memory
+        known, limit = memory.devices[self.device], self._in_force
+        law = replace(known.law, limit_bytes=float(limit))
+        devices = {**memory.devices, self.device: replace(known, law=law)}
+        return replace(memory, devices=devices, pin_bytes=limit)
+
+    @property
+    def _in_force(self) -> int:
+        """The limit of the ladder, or its largest, which fills the cache before."""
+        return self._top if self._refills else self._rung.limit_bytes
+
+    def _stopped(self, why: str) -> Order:
+        self.phase, self.problem = Phase.DONE, why
+        return Order()
+
+    def _wrong_array(self, sample: Sample) -> str:
+        """What array or cache do that they do not always do; empty: nothing known."""
+        for each in sample.backings:
+            if each.device == self.device:
+                works = ", ".join(work.kind for work in each.works)
+                said = battery(each) or (works and f"array at work: {works} ({each.source})")
+                if said:
+                    return f"{self.device}: {said}"
+        return ""
+
+    def _stranger(
+        self, sample: Sample, seen: DeviceSample, found: Estimate, own: Own
+    ) -> Optional[str]:
+        """Who else uses the disk: what is measured beside him is not the disk's, nor good for him.
+
+        Over the watch, and later over the last ten seconds, about.
+        """
+        assert seen.sync is not None
+        # The two are read one after the other: what one tick has too many the next has too few.
+        syncs = float(seen.sync.count - (own.syncs - self._own.syncs))
+        others = [
+            task for task in sample.tasks
+            if task.device == self.device and task.pid not in own.pids
+            and not task.comm.startswith(_KERNEL)
+        ]  # fmt: skip
+        written = float(sum(task.dirtied_bytes for task in others))
+        if self.phase is Phase.WATCH:
+            written = max(written, found.rate * sample.dt_s)
+        fade = 1.0 if self.phase is Phase.WATCH else 1.0 - sample.dt_s / 10.0
+        span_s, all_syncs, all_bytes = (each * fade for each in self._strange)
+        span_s += sample.dt_s
+        all_syncs, all_bytes = all_syncs + syncs, all_bytes + written
+        self._strange = (span_s, all_syncs, all_bytes)
+        if span_s < WATCH_S - TICK_S / 2:
+            return None
+        if all_syncs / span_s >= self.policy.objective.min_sync_rate:
+            rate = formats.count(all_syncs / span_s)
+            return f"another process syncs on {self.device}, {rate} times a second"
+        if all_bytes / span_s >= FLOOD_RATE:
+            names = ", ".join(sorted({f"{each.comm} (pid {each.pid})" for each in others}))
+            rate = formats.size(all_bytes / span_s)
+            return f"{names or 'another process'} writes {rate}/s to {self.device}"
+        return None
+
+    def _take(self, seen: DeviceSample, found: Estimate, syncs: int, dt_s: float) -> None:
+        """This tick's figures, where they count."""
+        past_s = self._now_s - self._phase_s
+        if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
+            self.idle = self.idle.with_tick(seen, found, syncs, dt_s)
+        elif self.phase is Phase.FILL:
+            self._fill = (*self._fill, (found.rate, dt_s))
+            if found.drain_rate is not None:
+                self._known = (*self._known, (self._now_s, found.drain_rate))
+        elif self.phase is Phase.LADDER:
+            room = self._room + (self._r - found.rate) * dt_s
+            self._room = min(max(0.0, room), self._cache(self._r) or 0.0)
+        settled = past_s - dt_s >= SETTLE_S - dt_s / 2 and not self._refills
+        if self.phase is Phase.LADDER and settled:
+            if self._own.written_bytes >= self.budget.write_bytes:
+                return  # the flood ended within it
+            self._rung = self._rung.with_tick(seen, found, syncs, dt_s)
+
+    # ---- from one phase to the next --------------------------------------
+
+    def _go_on(self, sample: Sample) -> None:
+        past_s = self._now_s - self._phase_s + TICK_S / 2
+        if self.phase is Phase.WATCH and past_s >= WATCH_S:
+            self._enter(Phase.IDLE)
+        elif self.phase is Phase.IDLE and past_s >= IDLE_S:
+            self._enter(Phase.FILL)
+        elif self.phase is Phase.FILL:
+            if self._is_steady():
+                self._enter(Phase.LADDER)
+                known = self._memory.devices[self.device]
+                self._r = known.drain_rate or 1.0
+                # What the law has come to is the knee within a factor of two, mostly.
+                price_s = known.drain.price_s
+                if self.idle.sync_rate * price_s > 1.0:
+                    self.wait_s = price_s / PRICED - 1.0 / self.idle.sync_rate
+                first = stepped(ABOVE * (known.law.limit_bytes or 0.0))
+                self._rung = Rung(max(first, self._floor(sample)))
+            elif self._left_s() <= 0.0:
+                self._enter(Phase.DONE)
+        elif self.phase is Phase.LADDER and self._refills:
+            if not self._room or past_s >= REFILL_S:
+                self._refills = False
+                self._enter(Phase.LADDER)
+        elif self.phase is Phase.LADDER and self._is_judged():
+            if self._rung.seconds:  # or the budget ended before
+                self.rungs.append(self._rung)
+                if self._rung.is_full and self._rung.limit_bytes == self._low:
+                    # No smaller one has drained the cache: the media took that.
+                    self._r = max(self._r, self._rung.flood_rate)
+            limit = self._next_limit(sample)
+            if limit is None or self._left_s() < SETTLE_S + LEAST_JUDGED_S:
+                self._enter(Phase.DONE)
+                self._end = self._bound(sample) if limit is not None else ""
+            else:
+                self._enter(Phase.LADDER)
+                self._refills = limit > self._rung.limit_bytes and self._room > 0.0
+                self._rung = Rung(limit)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._phase_s = phase, self._now_s
+
+    @property
+    def _idle_rate(self) -> float:
+        return 1.0 / (1.0 / max(self.idle.sync_rate, 1e-3) + self.wait_s)
+
+    def _next_limit(self, sample: Sample) -> Optional[int]:
+        if not self.rungs:
+            return self._rung.limit_bytes
+        return next_limit(self.rungs, self._idle_rate, self._r, self._floor(sample))
+
+    def _bound(self, sample: Sample) -> str:
+        """What is left open where the budget is spent; empty: nothing that matters."""
+        if not self.rungs:
+            return f"no limit was tried: {_more(self._r)}"
+        beyond = beyond_these(self.rungs, self._idle_rate, self._r, self._floor(sample))
+        if beyond is None:
+            return ""
+        smaller = beyond < self._low
+        size = formats.size(self._low if smaller else self._top)
+        bound = f"at {'most' if smaller else 'least'} {size}"
+        return f"the best limit is {bound}: {_more(self._r)}"
+
+    @property
+    def _low(self) -> int:
+        return min(each.limit_bytes for each in self.rungs)
+
+    @property
+    def _top(self) -> int:
+        return max(each.limit_bytes for each in self.rungs)
+
+    def _floor(self, sample: Sample) -> int:
+        return max(GRAIN_BYTES, self.policy.limits.floor_bytes, kernel_floor_bytes(sample.host))
+
+    def _is_steady(self) -> bool:
+        """Whether R is known for long enough, and moves no more."""
+        if not self._known:
+            return False
+        since_s = self._known[0][0]
+        left_s = self._left_s() + self._now_s - since_s
+        lasts_s = min(STEADY_S, max(STEADY_LEAST_S, STEADY_PART * left_s))
+        if self._now_s - since_s < lasts_s:
+            return False
+        rates = [rate for time_s, rate in self._known if time_s >= self._now_s - lasts_s]
+        return max(rates) <= (1 + STEADY) * min(rates)
+
+    def _left_s(self) -> float:
+        """Of the time, and of the bytes at the rate of the flood."""
+        assert self._began_s is not None
+        left_bytes = self.budget.write_bytes - self._own.written_bytes
+        rate = self._known[-1][1] if self._known else max((r for r, _ in self._fill), default=1.0)
+        return min(
+            self.budget.time_s - (self._now_s - self._began_s), left_bytes / max(rate, 1.0)
+        )
+
+    def _is_judged(self) -> bool:
+        """Whether this limit had its part of the time that is left."""
+        if self._rung.seconds < LEAST_JUDGED_S - TICK_S / 2:
+            return self._left_s() <= 0.0
+        parts = max(1, RUNGS - len(self.rungs))
+        whole_s = self._rung.seconds + SETTLE_S
+        share_s = (self._left_s() + whole_s) / parts
+        return whole_s >= min(share_s, SETTLE_S + MOST_JUDGED_S) - TICK_S / 2
+
+    # ---- the end ---------------------------------------------------------
+
+    def result(self) -> Result:
+        """What is known by now."""
+        r = self._r or None
+        cache = None if r is None else self._cache(r)
+        rungs = tuple(sorted(self.rungs, key=lambda each: each.limit_bytes))
+        best = max(rungs, key=lambda each: each.score(self._idle_rate, r or 1.0), default=None)
+        loose = [e.limit_bytes / e.flood_rate for e in rungs if e.flood_bytes]
+        return Result(
+            device=self.device,
+            seconds=self._now_s - (self._began_s or 0.0),
+            written_bytes=self._own.written_bytes,
+            idle=self.idle,
+            ladder_idle_rate=self._idle_rate,
+            drain_rate=r,
+            drain_rate_most=self._last_rate() if r is None and self._fill else None,
+            cache_bytes=cache,
+            cache_most_bytes=SEEN_S * r if r is not None and cache is None else None,
+            tau_s=min(loose, default=None),
+            rungs=rungs,
+            limit_bytes=None if best is None or self._end else best.limit_bytes,
+            problems=tuple(self._problems(r)),
+        )
+
+    def _cache(self, r: float) -> Optional[float]:
+        """Bytes that went in above R until it was full; None where none is seen."""
+        return with_drain_rate(DeviceMemory(first_ticks=self._fill), r).cache_bytes
+
+    def _last_rate(self) -> float:
+        """The flood's, over its last seconds."""
+        ticks = self._fill[-round(SHOWN_S / TICK_S):]
+        return sum(rate * seconds for rate, seconds in ticks) / sum(s for _, s in ticks)
+
+    def _problems(self, r: Optional[float]) -> List[str]:
+        if self.problem:
+            return [self.problem]
+        if r is None and self._fill:
+            took = sum(rate * seconds for rate, seconds in self._fill)
+            seconds = sum(seconds for _, seconds in self._fill)
+            state = "its rate had not settled" if self._known else "the write cache was not full"
+            return [
+                f"after {formats.size(took)} in {formats.duration(seconds)} {state}:"
+                f" the drain rate is at most {formats.size(self._last_rate())}/s:"
+                f" {_more(self._last_rate())}"
+            ]
+        return [self._end] if self._end else []
+
+
+def _more(rate: float) -> str:
+    return f"try `--budget {formats.size(stepped(ENOUGH_S * rate))}`, or a longer --time"

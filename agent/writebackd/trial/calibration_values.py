@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What goes into a calibration and comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional, Tuple
+
+from writebackd.trial.ladder import Rung
+
+
+class Phase(Enum):
+    WATCH = "watch"  # nothing of ours: does somebody else write or sync?
+    IDLE = "idle"  # fsyncs alone
+    FILL = "fill"  # and a flood, until R is known
+    LADDER = "ladder"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a calibration may take."""
+
+    write_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Own:
+    """What our own loads did since they were started."""
+
+    syncs: int = 0
+    written_bytes: int = 0  # by the flood, into memory
+    pids: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be until the next tick; limits None: as found."""
+
+    flood: bool = False
+    sync_wait_s: Optional[float] = None  # between two fsyncs; None: no fsyncs
+    limit_bytes: Optional[int] = None
+    background_bytes: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured; None: not known, and `problems` says why."""
+
+    device: str
+    seconds: float
+    written_bytes: int
+    idle: Rung
+    # A second, of the fsyncs in the ladder without a flood: where as many as there may be would
+    # take all of the media, they are spaced.
+    ladder_idle_rate: float
+    drain_rate: Optional[float]
+    drain_rate_most: Optional[float]  # where the cache was never full: no more than that
+    cache_bytes: Optional[float]
+    cache_most_bytes: Optional[float]  # where none was seen: no more than that
+    tau_s: Optional[float]  # below the knee the flood gets limit / tau
+    rungs: Tuple[Rung, ...]  # by limit
+    limit_bytes: Optional[int]  # the best
+    problems: Tuple[str, ...] = ()
+
+    def score(self, rung: Rung) -> Optional[float]:
+        return None if not self.drain_rate else rung.score(self.ladder_idle_rate, self.drain_rate)
