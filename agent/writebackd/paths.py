@@ -33,6 +33,7 @@ FIRST = "first-found.json"  # the limits before the first write since boot
 # In the state directory:
 HISTORY = "history.db"
 LEARNED = "learned.json"
+CALIBRATIONS = "calibrations.json"
 SAMPLES = "samples"  # a directory
 
 _MOST_LINKS = 40  # that the kernel follows

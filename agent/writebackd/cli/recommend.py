@@ -10,10 +10,11 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
+from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
@@ -27,9 +28,12 @@ from writebackd.kernel.conflicting_tools import active_profile, find_conflicting
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info, read_limits
-from writebackd.paths import HISTORY, LEARNED, LEDGER
+from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import PolicyError
 from writebackd.report.alert_answers import past_json
+from writebackd.report.calibration_store import Calibrated, median, unexpired
+from writebackd.report.calibration_store import load as calibrations
+from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed
 from writebackd.report.history_query import (
     HistoryError,
@@ -37,6 +41,7 @@ from writebackd.report.history_query import (
     read_figures,
     read_history,
 )
+from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.learned_store import MAX_BYTES, decode
 from writebackd.report.recommendation import (
@@ -46,7 +51,6 @@ from writebackd.report.recommendation import (
     price,
     reason,
     recommend,
-    stepped,
 )
 from writebackd.report.recommendation_files import (
     FILES,
@@ -120,20 +124,25 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     options.since = options.since or "7d"
     since_s, until_s = span(options, now_s)
     state = state_dir(options)
-    path = state / HISTORY
-    try:
-        device = device_in(path, options)
-        rows = read_figures(path, since_s, device, until_s)
-        events = read_history(path)
-        past = past_json(read_alerts(path, MAX_ALERTS), ())
-    except HistoryError as error:
-        raise CommandError(str(error), BAD_NEWS) from None
     devices = {each.name: each for each in scan(files)}
+    calibrated = _calibrated(state / CALIBRATIONS, devices, options.device, now_s)
+    path = state / HISTORY
+    rows: Sequence[Figures] = ()
+    events: Sequence[Event] = ()
+    past: List[Dict[str, Any]] = []
+    if path.exists() or not calibrated:
+        try:
+            device = device_in(path, options)
+            rows = read_figures(path, since_s, device, until_s)
+            events = read_history(path)
+            past = past_json(read_alerts(path, MAX_ALERTS), ())
+        except HistoryError as error:
+            raise CommandError(str(error), BAD_NEWS) from None
     try:
         policy = in_force(options.runtime_dir, options.config_dir)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
-    names = {row.device for row in rows}
+    names = {row.device for row in rows} | calibrated.keys()
     owns = {}
     for name in names:
         known = devices.get(name)
@@ -151,6 +160,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         rows, Host(floor, max(floor, most), policy.limits.background), owns,
         _learned(state / LEARNED, devices), trial_spans(events),
         [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
+        calibrated,
     )  # fmt: skip
     begin_s = min((row.wall_s for row in rows), default=now_s)
     end_s = max((row.end_s for row in rows), default=now_s)
@@ -178,6 +188,23 @@ def _learned(path: Path, devices: Mapping[str, Device]) -> Dict[str, Learned]:
         name: known[device.identity] for name, device in devices.items()
         if device.identity is not None and device.identity in known
     }  # fmt: skip
+
+
+def _calibrated(
+    path: Path, devices: Mapping[str, Device], wanted: Optional[str], now_s: float
+) -> Dict[str, Calibrated]:
+    """By device name, of one or all of them: the median of the calibrations that still hold."""
+    try:
+        known = calibrations(path)
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read (%s): calibrations are left out", path, error)
+        return {}
+    found = {
+        name: median(unexpired(known.get(device.identity or "", ()), now_s))
+        for name, device in devices.items()
+        if wanted is None or kernel_name(wanted) == name
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _original(
@@ -259,7 +286,6 @@ _COLUMNS = "DEVICE    DRAIN   SEEN   TAU ms   KNEE  CACHE  LIMIT FLOODS   TIME"
 
 
 def _row(each: DeviceAdvice) -> str:
-    limit: Optional[float] = None if each.limit_bytes is None else stepped(each.limit_bytes)
     tau = formats.UNKNOWN if each.tau_s is None else f"<{formats.milliseconds(each.tau_s)}"
     cells = [
         formats.size(each.drain_rate).rjust(6),
@@ -267,7 +293,7 @@ def _row(each: DeviceAdvice) -> str:
         tau.rjust(8),
         formats.size(each.knee_bytes).rjust(6),
         formats.size(each.cache.value if each.cache else None).rjust(6),
-        formats.size(limit).rjust(6),
+        formats.size(each.fixed_bytes).rjust(6),
         str(each.floods).rjust(6),
         formats.duration(each.flood_s).rjust(6),
     ]

@@ -110,8 +110,13 @@ def outside(rows: Sequence[Figures], spans: Sequence[Tuple[float, float]]) -> Li
     ]  # fmt: skip
 
 
-def measure(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()) -> Effectiveness:
-    """Of one device's rows, oldest first; at least one. `trials`: from when to when one was on."""
+def measure(
+    found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = (), device: str = ""
+) -> Effectiveness:
+    """Of one device's rows, oldest first. `trials`: from when to when one was on.
+
+    `device` is its name where there may be no rows.
+    """
     rows = outside(found, trials)
     # A row in which none returned is the worst of all, not one without fsyncs.
     synced = [row for row in rows if row.fsyncs or row.oldest_s]
@@ -119,7 +124,7 @@ def measure(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()
     lost = _unfinished(rows)
     drains = [(row.drain_rate, row.span_s) for row in rows if row.drain_rate]
     return Effectiveness(
-        device=found[-1].device,
+        device=device or found[-1].device,
         held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s], lost),
         loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
         calm=_stretch([row for row in synced if not row.flooded_s], lost),

@@ -3,7 +3,8 @@
 
 The knee is R x tau: with less, writers slow down, with more, fsyncs wait longer and nobody is
 faster.  Where writebackd held floods, limit / rate shows tau.  Where it only observed, no limit was
-tried: then it is what drains in the time that the objective allows.
+tried: then it is the best one of a calibration, or what drains in the time that the objective
+allows.
 
 On 60 hosts drawn for judging the limit scores 0.96 of the best fixed one in hindsight under steady
 floods, 0.85 in waves; after observe mode 0.90 and 0.56 (tests/sim/test_recommend.py prints 20).
@@ -20,6 +21,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.estimate.estimator import objective_s
 from writebackd.policy.schema import DevicePolicy
+from writebackd.report.calibration_store import Calibrated
 from writebackd.report.device_figures import Figures
 from writebackd.report.effectiveness import (
     LEAST_S,
@@ -56,6 +58,7 @@ class Basis(Enum):
 
     KNEE = "knee"  # the smallest limit of writebackd's under which floods still got R
     WAVES = "waves"  # what writebackd asked for in the middle of floods too short for a knee
+    CALIBRATED = "calibrated"  # the best of those that a calibration tried
     OBJECTIVE = "objective"  # no limit was tried: what drains in the time that fsync may take
 
 
@@ -98,8 +101,19 @@ class DeviceAdvice:
 
     @property
     def counts(self) -> bool:
-        """Whether it has a say: floods met fsyncs for long enough to see what they did."""
-        return self.flood_s >= LEAST_S and self.limit_bytes is not None
+        """Whether it has a say: it was seen for long enough what floods do beside fsyncs."""
+        calibrated = self.basis is Basis.CALIBRATED
+        return (calibrated or self.flood_s >= LEAST_S) and self.limit_bytes is not None
+
+    @property
+    def fixed_bytes(self) -> Optional[int]:
+        """The limit as it is recommended for this device alone.
+
+        One that a calibration tried is meant as it is: a step up may be above the knee.
+        """
+        if self.limit_bytes is None or self.basis is Basis.CALIBRATED:
+            return None if self.limit_bytes is None else int(self.limit_bytes)
+        return stepped(self.limit_bytes)
 
     def wait_s(self, limit_bytes: float) -> Optional[float]:
         """p99 of an fsync behind a full cache under this limit, about."""
@@ -144,19 +158,22 @@ def recommend(
     trials: Spans = (),
     orders: Spans = (),
     now_s: Optional[float] = None,
+    calibrated: Optional[Mapping[str, Calibrated]] = None,
 ) -> Recommendation:
-    """Of rows oldest first; `policies` has each of their devices, `learned` those known by name.
+    """Of rows oldest first; `policies` has each of their devices and of those `calibrated`,
+    `learned` and `calibrated` those known by name.
 
     `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
     touches say nothing of what writebackd asks for.
     """
-    by_device: Dict[str, List[Figures]] = {}
+    tried = calibrated or {}
+    by_device: Dict[str, List[Figures]] = {name: [] for name in tried}
     for row in rows:
         by_device.setdefault(row.device, []).append(row)
     end_s = max((row.end_s for row in rows), default=0.0)
     found = [
         _advice(of_one, policies[name], learned.get(name, Learned()), trials, orders,
-                end_s if now_s is None else now_s)
+                end_s if now_s is None else now_s, name, tried.get(name))
         for name, of_one in by_device.items()
     ]  # fmt: skip
     found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
@@ -172,7 +189,7 @@ def recommend(
     whole = replace(whole, decider=decider, missing=_missing(whole.observed_s, found, decider))
     if decider is None or decider.limit_bytes is None:
         return whole
-    wanted = stepped(decider.limit_bytes)
+    wanted = decider.fixed_bytes or 0
     limit = max(min(wanted, host.ceiling_bytes), host.floor_bytes)
     bounded = "" if limit == wanted else "floor" if limit > wanted else "ceiling"
     rests_on = (limit, decider.name, decider.basis and decider.basis.value)
@@ -195,9 +212,9 @@ def stepped(limit_bytes: float) -> int:
 
 def _advice(
     found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
-    now_s: float,
+    now_s: float, name: str, calibrated: Optional[Calibrated],
 ) -> DeviceAdvice:
-    effect = measure(found, trials)
+    effect = measure(found, trials, name)
     rows = outside(found, [*trials, *orders])
     flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.oldest_s)]
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
@@ -209,8 +226,14 @@ def _advice(
         baseline_s = learned.baseline_s.value
     objective = objective_s(own.fsync_p99_s, own.baseline_multiple, baseline_s)
     tau_s, limit, basis = _tau(held), None, None
+    if tau_s is None and calibrated is not None:
+        tau_s = calibrated.tau_s
     if held_s < ENOUGH_FLOOD_S:
-        if drain_rate is not None:
+        # Waves want more than the knee, of which a calibration knows nothing.
+        tried = None if calibrated is None or _in_waves(flooded) else calibrated.limit_bytes
+        if tried is not None:
+            limit, basis = tried, Basis.CALIBRATED
+        elif drain_rate is not None:
             limit = drain_rate * min(max(objective / P99_SHARE, LEAST_TAU_S), MOST_S)
             basis = Basis.OBJECTIVE
     elif tau_s is not None and drain_rate is not None:
@@ -264,14 +287,14 @@ def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], 
 
 
 def _tau(held: Sequence[Figures]) -> Optional[float]:
-    """None where floods come in waves: most rows have a pause in them, and no rate of their own."""
+    """None where floods come in waves, or there are none."""
+    if not held or _in_waves(held):
+        return None
     whole = sorted(
         (row.limit_bytes / row.write_rate, row.span_s)
         for row in held if row.flooded_s >= WHOLE * row.span_s and row.write_rate
     )  # fmt: skip
     whole_s = sum(span_s for _, span_s in whole)
-    if whole_s < sum(row.flooded_s for row in held) / 2:
-        return None
     passed, wanted = 0.0, _TIGHTEST * whole_s
     for tau_s, span_s in whole:
         passed += span_s
@@ -280,9 +303,17 @@ def _tau(held: Sequence[Figures]) -> Optional[float]:
     return None
 
 
+def _in_waves(rows: Sequence[Figures]) -> bool:
+    """Whether most rows of these floods have a pause in them, and so no rate of their own."""
+    whole_s = sum(row.span_s for row in rows if row.flooded_s >= WHOLE * row.span_s)
+    return whole_s < sum(row.flooded_s for row in rows) / 2
+
+
 def _missing(
     observed_s: float, found: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
 ) -> Tuple[str, ...]:
+    if decider is not None and decider.basis is Basis.CALIBRATED:
+        return ()
     missing = []
     if observed_s < ENOUGH_OBSERVED_S:
         missing.append(
@@ -333,18 +364,23 @@ def reason(found: Recommendation) -> List[str]:
             f" {formats.size(decider.limit_bytes)} is the median that writebackd asked for in"
             f" {held}."
         ]
+    elif decider.basis is Basis.CALIBRATED:
+        lines = [
+            f"{decider.name} drains {formats.size(decider.drain_rate)}/s. Of the limits"
+            f" that `calibrate` tried, {formats.size(decider.fixed_bytes)} was the best for fsyncs"
+            " beside a flood."
+        ]
     else:
         lines = [
             f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so that"
             f" {formats.size(decider.limit_bytes)} keep fsync p99 at about"
-            f" {latency(decider.objective_s)}, the objective. No limit was tried there: `trial`, or"
-            " a day of `enforce`, shows which one suits it."
+            f" {latency(decider.objective_s)}, the objective. No limit was tried there:"
+            " `calibrate`, or a day of `enforce`, shows which one suits it."
         ]
     others = [
-        f"{each.name} alone would have {formats.size(stepped(each.limit_bytes or 0.0))}"
+        f"{each.name} alone would have {formats.size(each.fixed_bytes)}"
         for each in found.devices
-        if each.counts and each is not decider
-        and stepped(each.limit_bytes or 0.0) != stepped(decider.limit_bytes or 0.0)
+        if each.counts and each is not decider and each.fixed_bytes != decider.fixed_bytes
     ]  # fmt: skip
     if others:
         lines.append(f"One value cannot suit all: {', '.join(others)}.")

@@ -15,7 +15,7 @@ from writebackd.policy.units import format_size, format_time
 from writebackd.report.effectiveness import sentences
 from writebackd.report.flood_culprits import sentence
 from writebackd.report.plot import THIN
-from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason, stepped
+from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason
 from writebackd.types.levers import VmLimits
 
 MADE_BY = "writebackctl recommend"
@@ -104,7 +104,7 @@ def policy(found: Recommendation, around: Surroundings) -> str:
     for each in found.devices:
         if not each.counts:
             continue
-        limit = stepped(each.limit_bytes or 0.0)
+        limit = each.fixed_bytes or 0
         lines += [f"[device {formats.printable(each.name)}]", f"rest = {format_size(limit)}"]
         if each.drain_rate:
             delay_s = min(max(round(limit / each.drain_rate, 3), 0.001), 10.0)
@@ -164,7 +164,7 @@ def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings
         "tau_s": each.tau_s,
         "knee_bytes": each.knee_bytes,
         "cache_bytes": None if each.cache is None else each.cache.value,
-        "limit_bytes": None if each.limit_bytes is None else stepped(each.limit_bytes),
+        "limit_bytes": each.fixed_bytes,
         "basis": None if each.basis is None else each.basis.value,
         "objective_s": each.objective_s,
         "floods": each.floods,

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Keeps the results of calibrations by disk; their medians are what is known of it.
+
+They seed what the daemon learned (estimate/learned.py), and `recommend` takes the limit from here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.report.learned_store import MAX_BYTES, decode, encode
+from writebackd.report.safe_files import write_atomically
+from writebackd.tuning import KEEP_S
+from writebackd.types.device_memory import Fact, Learned
+
+VERSION = 1
+# Of each disk: a median of more would be slow to see a new battery.
+MOST_RUNS = 5
+MOST_DISKS = 4096
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """One run, or the median of several; None: not known. Bytes, seconds, bytes per second."""
+
+    wall_s: float
+    drain_rate: Optional[float] = None
+    cache_bytes: Optional[float] = None
+    baseline_s: Optional[float] = None
+    tau_s: Optional[float] = None
+    limit_bytes: Optional[float] = None
+
+
+VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s")
+Runs = Mapping[str, Tuple[Calibrated, ...]]  # by identity of the disk, oldest first
+
+
+def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
+    """Of each value where it is known; None of no runs."""
+    if not runs:
+        return None
+    known = {name: [v for v in (getattr(run, name) for run in runs) if v] for name in VALUES}
+    values: Dict[str, Any] = {n: statistics.median(found) for n, found in known.items() if found}
+    return Calibrated(max(run.wall_s for run in runs), **values)
+
+
+def load(path: Path) -> Dict[str, Tuple[Calibrated, ...]]:
+    """Empty where there is none. Raises OSError, or ValueError for one that is damaged."""
+    try:
+        with open(path, "rb") as file:
+            body = json.loads(file.read(MAX_BYTES + 1))
+        if body["version"] != VERSION:
+            raise ValueError(f"version {body['version']}, this release knows {VERSION}")
+        return {str(name): tuple(map(_run, rows)) for name, rows in body["disks"].items()}
+    except FileNotFoundError:
+        return {}
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__} {error}") from None
+
+
+def unexpired(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:
+    """As what was learned: an older one is of another use of the disk."""
+    return tuple(each for each in runs if abs(wall_s - each.wall_s) <= KEEP_S)
+
+
+def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
+    """Keep a run; the runs of its disk with it. Raises OSError or ValueError as `load`."""
+    known = {name: unexpired(runs, run.wall_s) for name, runs in load(path).items()}
+    mine = (*known.pop(identity, ()), run)[-MOST_RUNS:]
+    kept = [(name, runs) for name, runs in known.items() if runs][-MOST_DISKS + 1 :]
+    body = {"version": VERSION, "disks": dict([*_rows(kept), *_rows([(identity, mine)])])}
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(body).encode())
+    return mine
+
+
+def seed(path: Path, identity: str, found: Calibrated) -> None:
+    """Into the daemon's file, while none runs. Raises OSError, or ValueError where it is damaged.
+
+    No cache seen is no reason to forget a larger one: what was not measured stays as it is.
+    """
+    known: Dict[str, Learned] = {}
+    try:
+        with open(path, "rb") as file:
+            known = decode(file.read(MAX_BYTES + 1))
+    except FileNotFoundError:
+        pass
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__} {error}") from None
+    names = ("drain_rate", "cache_bytes", "baseline_s")
+    facts: Dict[str, Any] = {
+        name: Fact(getattr(found, name), found.wall_s) for name in names if getattr(found, name)
+    }
+    learned = replace(known.get(identity, Learned()), **facts)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write_atomically(path, encode({**known, identity: learned}))
+
+
+def _rows(runs: Sequence[Tuple[str, Tuple[Calibrated, ...]]]) -> List[Tuple[str, Any]]:
+    return [(name, [vars(each) for each in found]) for name, found in runs]
+
+
+def _run(row: Mapping[str, Any]) -> Calibrated:
+    values = {name: _positive(row[name]) for name in VALUES if row.get(name) is not None}
+    return Calibrated(_positive(row["wall_s"]), **values)
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{value} is impossible")
+    return number
