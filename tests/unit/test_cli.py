@@ -148,7 +148,8 @@ BY_SCHEMA: Dict[str, List[List[str]]] = {
     "policy-check": [["policy", "check", "default"]], "policy-match": [["policy", "match"]],
 }  # fmt: skip
 # Of verbs that need no daemon, or more than that.
-ELSEWHERE = {"alerts", "drain", "history", "report", "replay", "doctor-bundle", "recommend"}
+ELSEWHERE = {"alerts", "drain", "history", "report", "replay", "doctor-bundle", "recommend",
+             "calibrate"}
 
 
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
@@ -317,6 +318,7 @@ VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
     "report", "replay", "trial", "version", "recommend", "drain", "reset-stats",
+    "calibrate",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from writebackd.policy import check, load_policy
 from writebackd.policy.keys import KEYS
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
+from writebackd.types.storage import Device
 
 sys.path.append(str(ROOT / "docs" / "man"))
 sys.path.append(str(ROOT))
@@ -332,6 +333,9 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(lease_watcher, "run", lambda *args, **more: 0)
     monkeypatch.setattr("writebackd.cli.drain_verb._ASK_S", 0.02)
+    disk = Device("sda", "8:0", "8:0")
+    for name, answer in (("device_of", disk), ("check_room", None), ("_Course.run", 0)):
+        monkeypatch.setattr(f"writebackd.cli.calibrate.{name}", lambda *_, it=answer: it)
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
     yield fake
     fake.stop()

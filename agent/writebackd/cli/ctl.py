@@ -24,8 +24,8 @@ _FRONT = (
     "policy match", "doctor",
 )  # fmt: skip
 _EXIT_CODES = """\
-exit codes: 0 good; 1 bad news (verify, doctor, drain, restore, trial, replay, recommend);
-2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
+exit codes: 0 good; 1 bad news (verify, doctor, drain, restore, trial, replay, recommend,
+calibrate); 2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
 
 
@@ -172,6 +172,10 @@ def _parser() -> argparse.ArgumentParser:
         "recommend", "recommend:run", "recommend one fixed limit, from the last 7 days, or --since",
         past, of_device, config,
     ))  # fmt: skip
+    _add_calibrate(verb(
+        "calibrate", "calibrate:run", "measure a disk with loads of its own; no daemon may run",
+        state, config,
+    ))  # fmt: skip
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
     replay = verb("replay", "replay:run", "repeat the decisions of a recording", past, config)
     replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
@@ -307,6 +311,21 @@ def _add_recommend(recommend: argparse.ArgumentParser) -> None:
         help="where to write it (default: stdout); replaces only what recommend has made",
     )  # fmt: skip
     recommend.add_argument("--force", action="store_true", help="replace any file")
+
+
+def _add_calibrate(calibrate: argparse.ArgumentParser) -> None:
+    calibrate.add_argument(
+        "--directory", type=Path, metavar="DIR", required=True, help="on the disk; it writes there"
+    )
+    calibrate.add_argument(
+        "--budget", metavar="BYTES", default="8G", help="to write at most (default %(default)s)"
+    )
+    calibrate.add_argument(
+        "--time", type=span, metavar="SPAN", default="90s", help="at most (default %(default)s)"
+    )
+    calibrate.add_argument(
+        "--format", choices=("text", "json"), default="text", help="json: as with --json"
+    )
 
 
 def _add_trial(trial: argparse.ArgumentParser) -> None:

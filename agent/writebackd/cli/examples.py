@@ -41,6 +41,12 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("sudo writebackctl recommend --since 30d --format sysctl",
          "the same as a file for /etc/sysctl.d"),
     ),
+    "calibrate": (
+        ("sudo writebackctl calibrate --directory /srv", "what the disk of /srv drains, and its"
+         " best limit"),
+        ("sudo writebackctl calibrate --directory /srv --budget 30G --time 3m",
+         "the same, of a fast disk"),
+    ),
     "trial": (
         ("sudo writebackctl trial", "8 minutes: new and original limits in turn"),
         ("sudo writebackctl trial --duration 1h --output trial.html",

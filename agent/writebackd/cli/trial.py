@@ -53,7 +53,7 @@ def trial(options: argparse.Namespace) -> int:
         options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
     )
     course = _Course(options, begun, Plan(device=str(begun["device"]), **plan), seed)
-    with _ended_by_signals() as no_more:
+    with ended_by_signals() as no_more:
         try:
             course.begin()
             course.follow()
@@ -202,7 +202,7 @@ class _Course:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[Callable[[], None]]:
+def ended_by_signals() -> Iterator[Callable[[], None]]:
     """SIGTERM and SIGHUP as Ctrl-C, so that the daemon need not wait for the lease to run out.
 
     Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb calibrate: measures a disk with loads of its own, and keeps the result."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.alerts.alert_types import Cause
+from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
+from writebackd.cli.calibration_loads import BLOCK_BYTES, DATABASE_BYTES
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, CommandError
+from writebackd.cli.history import state_dir
+from writebackd.cli.output import show, show_json, width
+from writebackd.cli.policy import in_force
+from writebackd.cli.status_screen import clean, wrapped
+from writebackd.cli.trial import ended_by_signals
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.topology import scan
+from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED
+from writebackd.policy import PolicyError
+from writebackd.policy.schema import Policy
+from writebackd.policy.units import UnitError, parse_size
+from writebackd.report.alert_answers import past_json
+from writebackd.report.calibration_store import Calibrated, add, median, seed
+from writebackd.report.history_query import HistoryError, read_alerts, read_history
+from writebackd.report.history_store import MAX_ALERTS
+from writebackd.trial.calibration import Calibration
+from writebackd.trial.calibration_values import Budget, Order, Phase, Result
+from writebackd.trial.ladder import Rung
+from writebackd.types.storage import Device
+
+_INTERRUPTED = 130
+# Less would not fill any cache.
+_LEAST_BYTES, _LEAST_S = 256 << 20, 30.0
+
+
+def run(options: argparse.Namespace) -> int:
+    if os.geteuid() != 0:
+        raise CommandError("calibrate needs root: try again with sudo", NOT_PERMITTED)
+    options.json = options.json or options.format == "json"
+    directory: Path = options.directory
+    try:
+        # The flood writes whole pieces.
+        budget = Budget(parse_size(options.budget) // BLOCK_BYTES * BLOCK_BYTES, options.time)
+    except UnitError as error:
+        raise CommandError(f"calibrate: --budget: {error}", USAGE) from None
+    if budget.write_bytes < _LEAST_BYTES or budget.time_s < _LEAST_S:
+        least = f"--budget {formats.size(_LEAST_BYTES)} and --time {_LEAST_S:g}s"
+        raise CommandError(f"calibrate: at least {least}", USAGE)
+    try:
+        policy = in_force(options.runtime_dir, options.config_dir)
+    except PolicyError as error:
+        raise CommandError(str(error), USAGE) from None
+    try:
+        device = device_of(directory, scan(KernelFiles()))
+        check_room(directory, budget.write_bytes)
+        _refuse_standing(state_dir(options) / HISTORY, device.name)
+        return _Course(options, device, budget, policy).run()
+    except Refused as error:
+        raise CommandError(f"calibrate: {error}", BAD_NEWS) from None
+
+
+def _refuse_standing(history: Path, device: str) -> None:
+    """Raises Refused for an alert that stood when the daemon ended, and that no flood explains."""
+    try:
+        starts = [each.wall_s for each in read_history(history) if each.kind == "start"]
+        past = past_json(read_alerts(history, MAX_ALERTS), ())
+    except HistoryError:
+        return  # there is none
+    for alert in past:
+        stood = alert["end"] is None and alert["began"] >= max(starts, default=0.0)
+        if stood and alert["device"] == device and alert["cause"] != Cause.FLOOD.value:
+            raise Refused(
+                f"alert {alert['name']} stood when writebackd ended: see `writebackctl alerts`,"
+                " and start writebackd to see whether it does still"
+            )
+
+
+class _Course:
+    """How far it has come."""
+
+    def __init__(
+        self, options: argparse.Namespace, device: Device, budget: Budget, policy: Policy
+    ) -> None:
+        self._options, self._device, self._policy = options, device, policy
+        self._calibration = Calibration(policy, device.name, budget)
+        self._shown = 0  # of the ladder's limits
+        self._kept: Tuple[Calibrated, ...] = ()
+
+    def run(self) -> int:
+        options, budget = self._options, self._calibration.budget
+        with ended_by_signals() as no_more:
+            host = CalibrationHost(
+                options.directory, self._device, budget.write_bytes, self._policy,
+                options.runtime_dir,
+            )  # fmt: skip
+            try:
+                self._say(
+                    f"calibrate of {clean(self._device.name)}: writes up to"
+                    f" {formats.size(budget.write_bytes + DATABASE_BYTES)} to files without a name"
+                    f" in {clean(str(options.directory))}, for at most"
+                    f" {formats.duration(budget.time_s)}; Ctrl-C ends it"
+                )
+                self._follow(host)
+                no_more()
+            except KeyboardInterrupt:
+                no_more()
+                self._calibration.problem = "interrupted"
+            finally:
+                with _uninterrupted():
+                    host.close()
+        result = self._calibration.result()
+        good = not result.problems
+        problems = [*result.problems, *(self._keep(result) if result.drain_rate else [])]
+        if self._options.json:
+            show_json(self._as_json(result, problems))
+        else:
+            self._say("\n".join(self._lines(result, problems)))
+        if self._calibration.problem == "interrupted":
+            return _INTERRUPTED
+        return GOOD if good else BAD_NEWS
+
+    def _follow(self, host: CalibrationHost) -> None:
+        calibration, order = self._calibration, Order()
+        host.make_ready()
+        while calibration.phase is not Phase.DONE:
+            before = calibration.phase
+            order = calibration.step(host.tick(order), host.own())
+            if calibration.phase is not before:
+                self._tell_phase(before)
+            for rung in calibration.rungs[self._shown :]:
+                self._say(self._rung_line(rung))
+                self._shown += 1
+
+    # ---- what is kept --------------------------------------------------------
+
+    def _keep(self, result: Result) -> List[str]:
+        """For the daemon's next start and `recommend`; what went wrong with that."""
+        if self._calibration.problem:
+            return []
+        if self._device.identity is None:
+            return ["nothing tells this disk apart from others, so the result is not kept"]
+        state = state_dir(self._options)
+        run = Calibrated(
+            time.time(), result.drain_rate, result.cache_bytes,
+            result.idle.latency.quantile(0.5), result.tau_s,
+            None if result.limit_bytes is None else float(result.limit_bytes),
+        )  # fmt: skip
+        try:
+            self._kept = add(state / CALIBRATIONS, self._device.identity, run)
+            found = median(self._kept)
+            assert found is not None
+            seed(state / LEARNED, self._device.identity, found)
+        except (OSError, ValueError) as error:
+            return [f"the result is not kept in {state}: {error}"]
+        return []
+
+    # ---- what is shown -------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if not self._options.json:
+            show(text)
+
+    def _tell_phase(self, done: Phase) -> None:
+        calibration = self._calibration
+        if done is Phase.IDLE:
+            idle = calibration.idle
+            self._say(
+                f"idle      {formats.count(idle.sync_rate)} fsyncs/s,"
+                f" p50 {formats.milliseconds(idle.latency.quantile(0.5))} ms,"
+                f" p99 {formats.milliseconds(idle.latency.quantile(0.99))} ms;"
+                " now a flood, until the cache is full"
+            )
+        elif done is Phase.FILL and calibration.phase is Phase.LADDER:
+            self._say(f"full      {_cache(calibration.result())}; now one limit after another")
+
+    def _rung_line(self, rung: Rung) -> str:
+        result = self._calibration.result()
+        return (
+            f"{formats.size(rung.limit_bytes).rjust(7)}   {formats.count(rung.sync_rate)} fsyncs/s,"
+            f" p99 {formats.milliseconds(rung.latency.quantile(0.99))} ms, flood"
+            f" {formats.size(rung.flood_rate)}/s, score {result.score(rung) or 0.0:.2f}"
+        )
+
+    def _lines(self, result: Result, problems: Sequence[str]) -> List[str]:
+        lines = []
+        if result.drain_rate:
+            lines.append(f"drains    {_cache(result)}")
+        limit = next((e for e in result.rungs if e.limit_bytes == result.limit_bytes), None)
+        if limit is not None and result.drain_rate:
+            background = int(limit.limit_bytes * self._policy.limits.background)
+            lines.append(
+                f"limit     vm.dirty_bytes = {limit.limit_bytes}, vm.dirty_background_bytes ="
+                f" {background} ({formats.size(limit.limit_bytes)})"
+            )
+            lines.append(
+                f"price     fsyncs at {formats.percent(limit.sync_rate / result.ladder_idle_rate)}"
+                f" of their idle rate, the flood at"
+                f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the disk's"
+            )
+        if self._kept:
+            found = median(self._kept)
+            runs = f"{len(self._kept)} runs, medians" if len(self._kept) > 1 else "1 run"
+            lines.append(
+                f"kept      {runs}: {_kept_words(found)}; the daemon begins with them, and"
+                " `recommend` counts them"
+            )
+        lines.append(
+            f"wrote     {formats.size(result.written_bytes)} in {formats.duration(result.seconds)}"
+        )
+        lines += [f"problem   {clean(each)}" for each in problems]
+        columns = width()
+        return [part for line in lines for part in wrapped(line[10:], columns, " " * 10, line[:10])]
+
+    def _as_json(self, result: Result, problems: Sequence[str]) -> Dict[str, Any]:
+        found = median(self._kept)
+        return {
+            "device": self._device.name,
+            "directory": str(self._options.directory),
+            "seconds": result.seconds,
+            "written_bytes": result.written_bytes,
+            "idle": _figures(result.idle),
+            "drain_rate": result.drain_rate,
+            "drain_rate_most": result.drain_rate_most,
+            "cache_bytes": result.cache_bytes,
+            "cache_most_bytes": result.cache_most_bytes,
+            "tau_s": result.tau_s,
+            "limit_bytes": result.limit_bytes,
+            "ladder_idle_rate": result.ladder_idle_rate,
+            "ladder": [
+                {
+                    "limit_bytes": each.limit_bytes, **_figures(each),
+                    "write_rate": each.flood_rate, "score": result.score(each),
+                }
+                for each in result.rungs
+            ],
+            "kept": None if found is None else {
+                "runs": len(self._kept), "drain_rate": found.drain_rate,
+                "cache_bytes": found.cache_bytes, "limit_bytes": found.limit_bytes,
+            },
+            "problems": list(problems),
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Another Ctrl-C is for nobody: loads may take a moment to end."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _figures(rung: Rung) -> Dict[str, Any]:
+    return {
+        "fsync_rate": rung.sync_rate,
+        "fsync_p50_s": rung.latency.quantile(0.5),
+        "fsync_p99_s": rung.latency.quantile(0.99),
+    }
+
+
+def _cache(result: Result) -> str:
+    rate = f"{formats.size(result.drain_rate)}/s"
+    if result.cache_bytes is not None:
+        return f"{rate}, behind a write cache that took {formats.size(result.cache_bytes)}"
+    return f"{rate}; no write cache seen, of more than {formats.size(result.cache_most_bytes)}"
+
+
+def _kept_words(found: Optional[Calibrated]) -> str:
+    if found is None:
+        return ""
+    words = [f"{formats.size(found.drain_rate)}/s"]
+    if found.cache_bytes:
+        words.append(f"cache {formats.size(found.cache_bytes)}")
+    if found.limit_bytes:
+        words.append(f"limit {formats.size(found.limit_bytes)}")
+    return ", ".join(words)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""This host for a calibration: samples, loads, and limits under lock, ledger and lease.
+
+They are held as the daemon holds them, so none may run meanwhile: it would take the flood for
+somebody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Optional, Sequence
+
+from writebackd import formats
+from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.host_lock import HostLock
+from writebackd.actuate.kill_switch import KillSwitch
+from writebackd.actuate.lease_holder import LeaseHolder
+from writebackd.actuate.ledger import LedgerError
+from writebackd.actuate.lock import AlreadyRunning
+from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.cli.calibration_loads import DATABASE_BYTES, Loads
+from writebackd.host_monitor import HostMonitor
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.mounts import Mount, read_mounts
+from writebackd.paths import LEDGER, OFF, OFF_ON_DISK
+from writebackd.policy.schema import Policy, PolicyError
+from writebackd.trial.calibration import TICK_S
+from writebackd.trial.calibration_values import Order, Own
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
+
+# Of the filesystem, that stays free for others.
+KEEP_FREE = 0.1
+_WATCHER_S = 5.0
+_READY_S = 60.0  # for the file that is synced, at the slowest
+
+
+class Refused(Exception):
+    """It must not begin, or not go on; the text says why, and what to do."""
+
+
+class CalibrationHost:
+    """Everything is given back by `close`, the limits first."""
+
+    def __init__(
+        self, directory: Path, device: Device, budget_bytes: int, policy: Policy, runtime_dir: Path
+    ) -> None:
+        """Raises Refused."""
+        self._files, self._device = KernelFiles(), device
+        self._last_s: Optional[float] = None
+        self._holds = False  # lease and ledger
+        self._open = contextlib.ExitStack()
+        try:
+            # First, since it forks.
+            self._loads = Loads(directory, budget_bytes)
+            self._open.callback(self._loads.close)
+            self._hold(policy, runtime_dir)
+            self._monitor = HostMonitor(
+                self._files, "auto", "auto", policy.probe, (), self._excluded
+            )
+            self._open.callback(self._monitor.sampler.probe.close)
+        except (BpfError, LedgerError, OSError, PolicyError, ValueError) as error:
+            self.close()
+            raise Refused(str(error)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _hold(self, policy: Policy, runtime_dir: Path) -> None:
+        runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        off = KillSwitch(runtime_dir / OFF, self._files.path(OFF_ON_DISK))
+        self._open.callback(off.close)
+        self._off = off
+        try:
+            lock = self._open.enter_context(
+                contextlib.closing(HostLock(self._files, runtime_dir))
+            )
+            self._lease = LeaseHolder(runtime_dir, policy.limits.lease_s)
+        except AlreadyRunning as error:
+            raise Refused(
+                f"{error}. It would take this flood for somebody's: `systemctl stop writebackd`,"
+                " calibrate, start it again"
+            ) from None
+        self._watch = WatcherSupervisor(runtime_dir)
+        self._actuator = Actuator(
+            self._files, runtime_dir / LEDGER, "restore", self._lease.permit, lock.keep_first
+        )
+        self._holds = True
+        if not self._watch.wait(_WATCHER_S):
+            raise Refused("no watcher starts, which would restore the limits after a crash")
+        if not self._lease.renew():
+            self._lease.take_first()
+        self._actuator.start()
+
+    def _excluded(self, device: Device) -> Optional[str]:
+        return None if device.name == self._device.name else "not calibrated"
+
+    def close(self) -> None:
+        if self._holds:
+            self._holds = False
+            self._loads.stop()
+            if all(action.ok for action in self._actuator.restore()):
+                self._lease.release()
+        self._open.close()
+
+    # ---- ticks -------------------------------------------------------------
+
+    def make_ready(self) -> None:
+        """Wait until the file that is synced is there, and the counters have their zero."""
+        until_s = time.monotonic() + _READY_S
+        while not self._loads.ready and not self._loads.problem:
+            if time.monotonic() > until_s:
+                raise Refused(f"{formats.size(DATABASE_BYTES)} took more than {_READY_S:g} s")
+            self._pass(TICK_S)
+        self.tick(Order())
+
+    def tick(self, order: Order) -> Sample:
+        """Do what is ordered for a tick, and look. Raises Refused."""
+        if order.limit_bytes is None or order.background_bytes is None:
+            actions = self._actuator.restore_limits()
+        else:
+            actions = self._actuator.apply(order.limit_bytes, order.background_bytes)
+        failed = next((each for each in actions if not each.ok), None)
+        if failed is not None:
+            raise Refused(f"{failed.lever}: {failed.error}")
+        self._loads.order(order.flood, order.sync_wait_s, order.limit_bytes or 0)
+        self._pass(TICK_S)
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        dt_s = TICK_S if self._last_s is None else max(now_s - self._last_s, 1e-3)
+        self._last_s = now_s
+        try:
+            self._monitor.refresh()
+            sample = self._monitor.read(now_s, time.time(), dt_s, (), False, ())
+        except (BpfError, OSError, ValueError) as error:
+            raise Refused(f"cannot read kernel statistics: {error}") from None
+        for write in self._actuator.foreign(sample.vm.limits):
+            raise Refused(f"another process set {write.lever}={write.value}, which stays")
+        return sample
+
+    def own(self) -> Own:
+        loads = self._loads
+        return Own(loads.syncs, loads.written_bytes, loads.pids)
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass, with the lease kept."""
+        self._watch.tend()
+        if not self._lease.renew():
+            raise Refused("the lease expired, and the limits were restored")
+        if self._off.file() is not None:
+            raise Refused(f"{self._off.file()} exists: remove it first")
+        if self._loads.problem:
+            raise Refused(f"cannot write: {self._loads.problem}")
+        time.sleep(seconds)
+
+
+def device_of(directory: Path, devices: Sequence[Device]) -> Device:
+    """The disk that a directory is on. Raises Refused or OSError."""
+    number = os.stat(directory).st_dev
+    st_dev = f"{os.major(number)}:{os.minor(number)}"
+    mount = _mount_of(directory)
+    for device in devices:
+        # Subvolumes of btrfs have numbers of their own, as its mount has.
+        known = {each[0] for each in device.filesystems}
+        if st_dev in known or (mount is not None and mount.st_dev in known):
+            return device
+    kind = f" ({mount.fstype})" if mount is not None else ""
+    raise Refused(f"{directory} is not on the filesystem of a block device{kind}: name one that is")
+
+
+def _mount_of(directory: Path) -> Optional[Mount]:
+    place = os.path.realpath(directory)
+    above = [
+        each for each in read_mounts(KernelFiles())
+        if each.mountpoint == "/" or place == each.mountpoint
+        or place.startswith(f"{each.mountpoint}/")
+    ]  # fmt: skip
+    return max(above, key=lambda each: len(each.mountpoint), default=None)
+
+
+def check_room(directory: Path, budget_bytes: int) -> None:
+    """Raises Refused or OSError."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    most = free - int(KEEP_FREE * found.f_blocks * found.f_frsize) - DATABASE_BYTES
+    if budget_bytes > most:
+        less = f"--budget {most >> 30}G" if most >> 30 else "name a directory on another filesystem"
+        raise Refused(
+            f"{directory}: {formats.size(budget_bytes)} would leave less than"
+            f" {formats.percent(KEEP_FREE)} of the filesystem free: {less}"
+        )

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""calibrate: its ladder, what is kept of it, where it refuses, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+import schema
+from figure_cases import row
+from writebackd.cli import calibrate as verb
+from writebackd.cli import ctl
+from writebackd.cli.calibration_host import Refused, check_room, device_of
+from writebackd.cli.calibration_loads import Loads
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.policy import load_policy
+from writebackd.report.calibration_store import (
+    MOST_RUNS,
+    Calibrated,
+    add,
+    load,
+    median,
+    seed,
+    unexpired,
+)
+from writebackd.report.history_schema import Event
+from writebackd.report.learned_store import decode, encode
+from writebackd.report.recommendation import Basis, Host, price, reason, recommend
+from writebackd.report.recommendation_files import Surroundings, as_json
+from writebackd.trial.calibration import Calibration
+from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
+from writebackd.trial.ladder import Rung, next_limit, score
+from writebackd.tuning import KEEP_S
+from writebackd.types.device_memory import Fact, Learned
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import VmLimits
+from writebackd.types.storage import Device
+
+MB = 1 << 20
+NOW = 1.7e9
+SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), (("8:1", "ext4", "/srv"),), identity="disk A")
+R = 100.0 * MB
+IDLE = 1000.0
+POLICY = load_policy("default")
+
+
+def rung(limit_mb: float, f: float, g: float, full: bool = True) -> Rung:
+    latency = Histogram(((60, 99), (80, 1)))
+    return Rung(int(limit_mb * MB), 10.0, int(10 * f * IDLE), 10 * g * R, 10.0 * full, latency)
+
+
+# ---- the ladder ---------------------------------------------------------------
+
+
+def test_the_score_is_that_of_the_lab() -> None:
+    assert score(0.5, 1.2) == score(0.5, 0.95) == 0.5
+    assert score(0.5, 0.475) == pytest.approx(0.5 / 16)
+
+
+@pytest.mark.parametrize("rungs, then", [
+    ([rung(4, 0.5, 0.7)], 8.0),  # the flood has not all of R: larger
+    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.8)], 16.0),
+    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.7)], 2.0),  # which brought it no more
+    ([rung(4, 0.5, 1.0)], 2.0),
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5)], 1.0),  # the disk holds it: smaller may be better
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False)], 3.0),  # the knee is between
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False), rung(3, 0.6, 0.9, False)], 6.0),
+])  # fmt: skip
+def test_it_goes_to_where_a_better_limit_may_be(rungs: List[Rung], then: float) -> None:
+    assert next_limit(rungs, IDLE, R, MB) == then * MB
+
+
+def test_at_last_it_looks_just_below_the_knee() -> None:
+    # Under 2 MB the flood gets half of R, so 4 MB let in all of it.
+    tried = [rung(2, 0.9, 0.5, False), rung(3, 0.8, 0.75, False), rung(4, 0.4, 1.0),
+             rung(6, 0.3, 1.0)]  # fmt: skip
+    last = next_limit(tried, IDLE, R, MB)
+    assert last is not None and 3.8 * MB < last < 4 * MB
+    assert next_limit([*tried, rung(last / MB, 0.7, 0.97)], IDLE, R, MB) is None
+
+
+def test_it_does_not_go_below_the_floor() -> None:
+    assert next_limit([rung(4, 0.5, 1.0)], IDLE, R, 3 * MB) == 3 * MB
+    assert next_limit([rung(3, 0.5, 1.0), rung(4, 0.3, 1.0)], IDLE, R, 3 * MB) is None
+
+
+# ---- what is kept ---------------------------------------------------------------
+
+
+def run_of(drain: float, age_s: float = 0.0, **more: Any) -> Calibrated:
+    return Calibrated(NOW - age_s, drain, **more)
+
+
+def test_runs_merge_by_median(tmp_path: Path) -> None:
+    path = tmp_path / "calibrations.json"
+    for drain, cache in ((100.0, None), (300.0, 5.0), (110.0, 7.0)):
+        add(path, "disk A", run_of(drain, cache_bytes=cache))
+    add(path, "disk B", run_of(7.0))
+    runs = load(path)
+    found = median(runs["disk A"])
+    assert found is not None and (found.drain_rate, found.cache_bytes) == (110.0, 6.0)
+    assert len(runs["disk B"]) == 1 and median(()) is None
+
+
+def test_old_runs_go(tmp_path: Path) -> None:
+    path = tmp_path / "calibrations.json"
+    add(path, "disk A", run_of(1.0, age_s=KEEP_S + 1.0))
+    for drain in range(2, 4 + MOST_RUNS):
+        kept = add(path, "disk A", run_of(float(drain)))
+    assert [each.drain_rate for each in kept] == [4.0, 5.0, 6.0, 7.0, 8.0]
+    add(path, "disk B", run_of(1.0, age_s=KEEP_S + 1.0))
+    assert [each.drain_rate for each in add(path, "disk B", run_of(2.0))] == [2.0]
+    assert unexpired([run_of(1.0, age_s=KEEP_S + 1.0)], NOW) == ()
+
+
+def test_it_seeds_what_the_daemon_begins_with_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    old = Fact(3.0, NOW - 9.0)
+    path.write_bytes(encode({
+        "disk A": Learned(drain_rate=old, cache_bytes=old, usual_sync_rate=old),
+        "disk B": Learned(drain_rate=old),
+    }))  # fmt: skip
+    seed(path, "disk A", run_of(100.0, baseline_s=1e-3))
+    known = decode(path.read_bytes())
+    assert known["disk A"] == Learned(
+        drain_rate=Fact(100.0, NOW), baseline_s=Fact(1e-3, NOW), cache_bytes=old,
+        usual_sync_rate=old,
+    )  # fmt: skip
+    assert known["disk B"] == Learned(drain_rate=old)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "disks": {}}',
+                                  '{"version": 1, "disks": {"a": [{"wall_s": -1}]}}'])
+def test_a_damaged_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "calibrations.json"
+    path.write_text(text)
+    with pytest.raises(ValueError):
+        add(path, "disk A", run_of(1.0))
+    assert path.read_text() == text
+
+
+def test_recommend_takes_the_limit_as_it_was_tried() -> None:
+    found = recommend(
+        [], Host(MB, 4096 * MB), {"sda": POLICY.for_device("sda", "")},
+        {"sda": Learned(drain_rate=Fact(R, NOW))}, now_s=NOW,
+        calibrated={"sda": run_of(R, tau_s=0.02, limit_bytes=1.9 * MB)},
+    )  # fmt: skip
+    assert found.decider is not None and found.decider.basis is Basis.CALIBRATED
+    assert (found.limit_bytes, found.missing) == (int(1.9 * MB), ())
+    assert "`calibrate` tried, 1.9M was the best" in " ".join(reason(found)) and price(found)
+    answer = as_json(found, Surroundings("host", "now", VmLimits(0, 20, 0, 10), ()))
+    assert list(schema.problems(answer, schema.load("recommend"))) == []
+
+
+@pytest.mark.parametrize("flooded_s, basis", [(10.0, Basis.CALIBRATED), (4.0, Basis.OBJECTIVE)])
+def test_waves_go_by_the_history(flooded_s: float, basis: Basis) -> None:
+    rows = [row(10.0 * n, flooded_s=flooded_s, ours_s=0.0) for n in range(10)]
+    name = rows[0].device
+    found = recommend(
+        rows, Host(MB, 4096 * MB), {name: POLICY.for_device(name, "")}, {},
+        calibrated={name: run_of(R, limit_bytes=2.0 * MB)},
+    )  # fmt: skip
+    assert [each.basis for each in found.devices] == [basis]
+
+
+def test_recommend_needs_no_history_where_a_disk_was_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("writebackd.cli.recommend.scan", lambda _: (SDA,))
+    ask = ["--runtime-dir", str(tmp_path), "recommend", "--state-dir", str(tmp_path)]
+    assert ctl.main(ask) == BAD_NEWS
+    now = time.time()
+    add(tmp_path / "calibrations.json", "disk A", Calibrated(now, R, limit_bytes=2.0 * MB))
+    capsys.readouterr()
+    assert ctl.main(ask) == GOOD
+    assert "vm.dirty_bytes = 2097152" in capsys.readouterr().out
+    (tmp_path / "calibrations.json").write_text("{")
+    assert ctl.main(ask) == BAD_NEWS
+
+
+# ---- where it refuses -----------------------------------------------------------
+
+
+def test_it_needs_a_block_device_below(tmp_path: Path) -> None:
+    number = os.stat(tmp_path).st_dev
+    here = replace(SDA, filesystems=((f"{os.major(number)}:{os.minor(number)}", "ext4", "/"),))
+    assert device_of(tmp_path, [SDA, here]) == here
+    with pytest.raises(Refused, match="is not on the filesystem of a block device"):
+        device_of(Path("/proc"), [SDA, here])
+
+
+def test_it_leaves_a_tenth_of_the_filesystem_free(tmp_path: Path) -> None:
+    check_room(tmp_path, MB)
+    with pytest.raises(Refused, match="would leave less than 10 % of the filesystem free"):
+        check_room(tmp_path, 1 << 60)
+
+
+@pytest.mark.parametrize("device, cause, what, start_s, refused", [
+    ("sda", "device", "begin", 5.0, True),
+    ("sda", "device", "begin", 15.0, False),  # of a run before the last
+    ("sda", "device", "end", 5.0, False),
+    ("sda", "writeback-flood", "begin", 5.0, False),
+    ("sdb", "device", "begin", 5.0, False),
+])  # fmt: skip
+def test_it_does_not_begin_while_an_alert_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    calibrated: Any, device: str, cause: str, what: str, start_s: float, refused: bool,
+) -> None:
+    alert = {
+        "name": "STALL", "device": device, "severity": "critical", "cause": cause, "since": 10.0,
+        "summary": "", "done": "", "culprits": [], "evidence": {}, "runbook": "",
+    }  # fmt: skip
+    record = json.dumps({"id": "a", "time": 10.0, "what": what, "alert": alert})
+    monkeypatch.setattr(verb, "read_alerts", lambda *_: [record])
+    monkeypatch.setattr(verb, "read_history", lambda _: [Event(start_s, "start")])
+    assert calibrated(FOUND)[0] == (BAD_NEWS if refused else GOOD)
+
+
+@pytest.mark.parametrize("words, code", [
+    (["--budget", "8"], USAGE), (["--budget", "eight"], USAGE), (["--time", "10s"], USAGE),
+    (["--directory", "/proc"], BAD_NEWS),
+])  # fmt: skip
+def test_wrong_words_are_told(
+    words: List[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(verb, "in_force", lambda *_: POLICY)
+    given = ["--runtime-dir", str(tmp_path), "calibrate", "--directory", str(tmp_path), *words]
+    assert ctl.main(given) == code
+    assert capsys.readouterr().err.startswith("writebackctl: calibrate: ")
+
+
+def test_it_needs_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert ctl.main(["calibrate", "--directory", str(tmp_path)]) == NOT_PERMITTED
+    assert "try again with sudo" in capsys.readouterr().err
+
+
+# ---- the loads ------------------------------------------------------------------
+
+_LOADED = """
+import sys, time
+from pathlib import Path
+from writebackd.cli.calibration_loads import Loads
+loads = Loads(Path(sys.argv[1]), 32 << 20)
+loads.order(True, 0.0, 0)
+while loads.written_bytes < 32 << 20 or not loads.syncs:
+    time.sleep(0.01)
+print(*loads.pids, flush=True)
+time.sleep(60)
+"""
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + 30.0
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_the_loads_write_what_they_may_and_end_with_whoever_began_them(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-c", _LOADED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with started:
+        assert started.stdout is not None
+        pids = started.stdout.readline().split()
+        assert len(pids) == 2 and all(map(is_alive, pids))
+        assert list(tmp_path.iterdir()) == [], "a file has a name"
+        started.send_signal(signal.SIGKILL)
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_load_stays_within_its_budget_and_rests_when_told(tmp_path: Path) -> None:
+    loads = Loads(tmp_path, 8 << 20)
+    try:
+        until(lambda: loads.ready)
+        assert (loads.written_bytes, loads.syncs) == (0, 0)
+        loads.order(True, None, 0)
+        until(lambda: loads.written_bytes == 8 << 20)
+        loads.order(True, 0.001, 0)
+        until(lambda: loads.syncs > 3)
+        assert loads.written_bytes == 8 << 20 and loads.problem == ""
+    finally:
+        loads.close()
+    assert not any(is_alive(str(pid)) for pid in loads.pids)
+
+
+# ---- what it prints -------------------------------------------------------------
+
+
+class FakeHost:
+    """Ends the calibration at once, with a result."""
+
+    def __init__(self, *_: Any) -> None:
+        self.closed = False
+
+    def make_ready(self) -> None:
+        pass
+
+    def tick(self, order: Order) -> Any:
+        return None
+
+    def own(self) -> Own:
+        return Own()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+FOUND = Result(
+    device="sda", seconds=80.0, written_bytes=7 << 30, idle=rung(0, 1.0, 0.0),
+    ladder_idle_rate=IDLE, drain_rate=R, drain_rate_most=None, cache_bytes=512.0 * MB,
+    cache_most_bytes=None, tau_s=0.02, rungs=(rung(1, 0.8, 0.6), rung(2, 0.7, 0.97)),
+    limit_bytes=2 * MB,
+)  # fmt: skip
+
+
+@pytest.fixture
+def calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    def run(result: Result, *words: str, device: Device = SDA, problem: str = "") -> Any:
+        def step(self: Calibration, *_: Any) -> Order:
+            if problem == "interrupted":
+                raise KeyboardInterrupt
+            self.phase, self.problem = Phase.DONE, problem or None
+            return Order()
+
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(verb, "in_force", lambda *_: POLICY)
+        monkeypatch.setattr(verb, "device_of", lambda *_: device)
+        monkeypatch.setattr(verb, "check_room", lambda *_: None)
+        monkeypatch.setattr(verb, "CalibrationHost", FakeHost)
+        monkeypatch.setattr(Calibration, "step", step)
+        monkeypatch.setattr(Calibration, "result", lambda _: result)
+        code = ctl.main(["--runtime-dir", str(tmp_path), "calibrate", "--directory", "/srv",
+                         "--state-dir", str(tmp_path), *words])  # fmt: skip
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_it_says_first_what_it_will_write_and_then_what_it_found(
+    calibrated: Any, tmp_path: Path
+) -> None:
+    code, text = calibrated(FOUND)
+    assert code == GOOD
+    first, *rest = text.splitlines()
+    assert first.startswith("calibrate of sda: writes up to 8.1G to files without a name in /srv")
+    whole = " ".join(" ".join(rest).split())
+    assert "drains 100M/s, behind a write cache that took 512M" in whole
+    assert "limit vm.dirty_bytes = 2097152, vm.dirty_background_bytes = 1048576 (2.0M)" in whole
+    assert "price fsyncs at 70 % of their idle rate, the flood at 97 % of the disk's" in whole
+    assert "kept 1 run: 100M/s, cache 512M, limit 2.0M" in whole
+    assert load(tmp_path / "calibrations.json")["disk A"][0].limit_bytes == 2 * MB
+    assert decode((tmp_path / "learned.json").read_bytes())["disk A"].drain_rate is not None
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--format", "json"]])
+def test_data_follow_the_schema(calibrated: Any, words: List[str]) -> None:
+    code, text = calibrated(FOUND, *words)
+    answer: Dict[str, Any] = json.loads(text)
+    assert code == GOOD and answer["kept"]["runs"] == 1
+    assert list(schema.problems(answer, schema.load("calibrate"))) == []
+
+
+NOTHING = replace(
+    FOUND, drain_rate=None, drain_rate_most=3 * R, cache_bytes=None, tau_s=None, rungs=(),
+    limit_bytes=None, problems=("after 8.0G in 9.5s the write cache was not full",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("result, device, problem, code", [
+    (NOTHING, SDA, "", BAD_NEWS),
+    (replace(FOUND, problems=("dd writes",)), SDA, "dd writes", BAD_NEWS),
+    (replace(FOUND, problems=("interrupted",)), SDA, "interrupted", 130),
+    (FOUND, replace(SDA, identity=None), "", GOOD),
+])  # fmt: skip
+def test_nothing_is_kept_of_what_is_not_whole_or_not_told_apart(
+    calibrated: Any, tmp_path: Path, result: Result, device: Device, problem: str, code: int
+) -> None:
+    told, text = calibrated(result, "--json", device=device, problem=problem)
+    answer = json.loads(text)
+    assert told == code and answer["kept"] is None and answer["problems"]
+    assert list(schema.problems(answer, schema.load("calibrate"))) == []
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_budget_is_what_its_words_say(monkeypatch: pytest.MonkeyPatch, calibrated: Any) -> None:
+    seen: List[Optional[Budget]] = []
+
+    class Host(FakeHost):
+        def __init__(self, directory: Path, device: Device, budget_bytes: int, *_: Any) -> None:
+            super().__init__()
+            seen.append(Budget(budget_bytes, 0.0))
+
+    calibrated(FOUND)
+    monkeypatch.setattr(verb, "CalibrationHost", Host)
+    assert ctl.main(["calibrate", "--directory", "/srv", "--budget", "2G", "--time", "1min"]) == 0
+    assert seen == [Budget(2 << 30, 0.0)]
