@@ -10,6 +10,7 @@ is worse, and up while more is better.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import List, Optional, Tuple
 
 from writebackd import formats
@@ -341,7 +342,8 @@ class Calibration:
 
     def _cache(self, r: float) -> Optional[float]:
         """Bytes that went in above R until it was full; None where none is seen."""
-        return with_drain_rate(DeviceMemory(first_ticks=self._fill), r).cache_bytes
+        ticks = tuple(chain.from_iterable(self._fill))
+        return with_drain_rate(DeviceMemory(first_ticks=ticks), r).cache_bytes
 
     def _last_rate(self) -> float:
         """The flood's, over its last seconds."""
