@@ -25,8 +25,10 @@ from tests.sim.scenarios import (
 )
 from writebackd.estimate.cache_size import SEEN_S
 from writebackd.policy import load_policy
+from writebackd.policy.schema import Policy
 from writebackd.trial.calibration import TICK_S, Calibration
 from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
+from writebackd.types.samples import DeviceSample, SyncSample
 from writebackd.types.storage import ArrayWork, Backing, Protection
 
 POLICY = load_policy("default")
@@ -53,12 +55,14 @@ class Host:
     others: Sequence[SyncLoad] = ()
     other_floods: Sequence[Flood] = ()
     backings: Tuple[Backing, ...] = ()
+    volume_syncs: int = 0  # a tick, of another volume on the disk
+    policy: Policy = POLICY
     limits: List[int] = field(default_factory=list)  # of the ladder, as they were ordered
 
     def calibrate(self, budget: Budget = PLENTY) -> Calibration:
         plant = Plant((self.disk,), seed=self.seed)
         strangers = [LoadState(load) for load in self.others]
-        calibration, order, written = Calibration(POLICY, "sda", budget), Order(), 0
+        calibration, order, written = Calibration(self.policy, "sda", budget), Order(), 0
         self.limits = []
         mine: Dict[Optional[float], LoadState] = {}
         while calibration.phase is not Phase.DONE:
@@ -70,6 +74,12 @@ class Host:
                 plant.loads += [mine.setdefault(wait_s, LoadState(SyncLoad(think_s=wait_s)))]
             plant.advance(TICK_S)
             sample = replace(plant.sample(), backings=self.backings)
+            if self.volume_syncs:
+                other = DeviceSample(
+                    replace(sample.devices[0].device, name="dm-1", devno="253:1"), "not calibrated",
+                    sync=SyncSample(self.volume_syncs),
+                )
+                sample = replace(sample, devices=(*sample.devices, other))
             written += sum(task.dirtied_bytes for task in sample.tasks) if order.flood else 0
             assert written <= budget.write_bytes + 2 * TICK_S * flood(self.disk).rate
             pids = () if self.other_floods else (DD,)
@@ -183,6 +193,26 @@ def test_it_ends_where_somebody_else_uses_the_disk(
     calibration = Host(RAID, others=syncs, other_floods=floods).calibrate()
     assert calibration.problem is not None and said in calibration.problem
     assert calibration.result().problems == (calibration.problem,)
+
+
+def test_it_does_not_begin_beside_a_commit_a_second() -> None:
+    calibration = Host(RAID, others=(SyncLoad(think_s=1.0),)).calibrate()
+    assert calibration.problem is not None and "another process syncs" in calibration.problem
+    assert calibration.result().written_bytes == 0
+
+
+def test_it_does_not_begin_beside_another_volume_on_the_disk() -> None:
+    calibration = Host(RAID, volume_syncs=10).calibrate()
+    assert calibration.problem == "another process syncs on sda, 20 times a second"
+    assert calibration.result().written_bytes == 0
+
+
+def test_no_limit_is_above_the_ceiling() -> None:
+    # Without one the ladder begins at 3 MB on this disk.
+    limits = replace(POLICY.limits, floor_bytes=MB, rest_bytes=MB, ceiling_bytes=2 * MB)
+    host = Host(RAID, policy=replace(POLICY, limits=limits))
+    calibration = host.calibrate()
+    assert calibration.rungs and max(host.limits) == 2 * MB
 
 
 @pytest.mark.parametrize("state, said", [

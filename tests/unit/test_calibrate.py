@@ -45,7 +45,7 @@ from writebackd.types.histogram import Histogram
 from writebackd.types.levers import VmLimits
 from writebackd.types.storage import Device
 
-MB = 1 << 20
+MB, GB = 1 << 20, 1 << 30
 NOW = 1.7e9
 SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), (("8:1", "ext4", "/srv"),), identity="disk A")
 R = 100.0 * MB
@@ -76,21 +76,29 @@ def test_the_score_is_that_of_the_lab() -> None:
     ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False), rung(3, 0.6, 0.9, False)], 6.0),
 ])  # fmt: skip
 def test_it_goes_to_where_a_better_limit_may_be(rungs: List[Rung], then: float) -> None:
-    assert next_limit(rungs, IDLE, R, MB) == then * MB
+    assert next_limit(rungs, IDLE, R, MB, GB) == then * MB
 
 
 def test_at_last_it_looks_just_below_the_knee() -> None:
     # Under 2 MB the flood gets half of R, so 4 MB let in all of it.
     tried = [rung(2, 0.9, 0.5, False), rung(3, 0.8, 0.75, False), rung(4, 0.4, 1.0),
              rung(6, 0.3, 1.0)]  # fmt: skip
-    last = next_limit(tried, IDLE, R, MB)
+    last = next_limit(tried, IDLE, R, MB, GB)
     assert last is not None and 3.8 * MB < last < 4 * MB
-    assert next_limit([*tried, rung(last / MB, 0.7, 0.97)], IDLE, R, MB) is None
+    assert next_limit([*tried, rung(last / MB, 0.7, 0.97)], IDLE, R, MB, GB) is None
 
 
 def test_it_does_not_go_below_the_floor() -> None:
-    assert next_limit([rung(4, 0.5, 1.0)], IDLE, R, 3 * MB) == 3 * MB
-    assert next_limit([rung(3, 0.5, 1.0), rung(4, 0.3, 1.0)], IDLE, R, 3 * MB) is None
+    assert next_limit([rung(4, 0.5, 1.0)], IDLE, R, 3 * MB, GB) == 3 * MB
+    assert next_limit([rung(3, 0.5, 1.0), rung(4, 0.3, 1.0)], IDLE, R, 3 * MB, GB) is None
+
+
+def test_it_does_not_go_above_the_ceiling() -> None:
+    assert next_limit([rung(4, 0.5, 0.7)], IDLE, R, MB, 6 * MB) == 6 * MB
+    assert next_limit([rung(4, 0.5, 0.7)], IDLE, R, MB, 4 * MB) == 2 * MB
+    tried = [rung(2, 0.4, 0.6), rung(3, 0.4, 0.8), rung(4, 0.5, 0.9)]
+    assert next_limit(tried, IDLE, R, MB, 8 * MB) == 8 * MB
+    assert next_limit([*tried, rung(1, 0.1, 0.2, False)], IDLE, R, MB, 4 * MB) is None
 
 
 # ---- what is kept ---------------------------------------------------------------
@@ -293,6 +301,7 @@ def test_the_loads_write_what_they_may_and_end_with_whoever_began_them(tmp_path:
 def test_a_load_stays_within_its_budget_and_rests_when_told(tmp_path: Path) -> None:
     loads = Loads(tmp_path, 8 << 20)
     try:
+        loads.order(False, None, 0)
         until(lambda: loads.ready)
         assert (loads.written_bytes, loads.syncs) == (0, 0)
         loads.order(True, None, 0)

@@ -18,7 +18,7 @@ from writebackd.alerts.alert_types import AlertName
 from writebackd.alerts.array_state import battery
 from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import AlertMemory
-from writebackd.control.decide import decide
+from writebackd.control.decide import decide, memory_most
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.cache_size import SEEN_S, with_drain_rate
 from writebackd.estimate.estimator import estimate
@@ -31,11 +31,14 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, Sample
+from writebackd.types.storage import Device
 
 TICK_S = 0.5
 # Seconds without any load, in which somebody else's shows; and of fsyncs alone.
 # Longer, and the media would be busy with their blocks when the flood begins.
 WATCH_S, IDLE_S = 3.0, 1.0
+# Syncs in the watch that are nobody's commits: journald makes one in minutes.
+FEW = 1
 # Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
 SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
 # Seconds, at most, in which a cache that a small limit has drained is filled again.
@@ -163,14 +166,16 @@ class Calibration:
     ) -> Optional[str]:
         """Who else uses the disk: what is measured beside him is not the disk's, nor good for him.
 
-        Over the watch, and later over the last ten seconds, about.
+        Also by another volume on it. Over the watch, and later over the last ten seconds, about.
         """
-        assert seen.sync is not None
+        here = [each for each in sample.devices if _share_disks(each.device, seen.device)]
         # The two are read one after the other: what one tick has too many the next has too few.
-        syncs = float(seen.sync.count - (own.syncs - self._own.syncs))
+        counted = sum(each.sync.count for each in here if each.sync is not None)
+        syncs = float(counted - (own.syncs - self._own.syncs))
+        names = {each.device.name for each in here}
         others = [
             task for task in sample.tasks
-            if task.device == self.device and task.pid not in own.pids
+            if task.device in names and task.pid not in own.pids
             and not task.comm.startswith(_KERNEL)
         ]  # fmt: skip
         written = float(sum(task.dirtied_bytes for task in others))
@@ -183,13 +188,14 @@ class Calibration:
         self._strange = (span_s, all_syncs, all_bytes)
         if span_s < WATCH_S - TICK_S / 2:
             return None
-        if all_syncs / span_s >= self.policy.objective.min_sync_rate:
+        few = self.policy.objective.min_sync_rate * span_s
+        if all_syncs >= few or (self.phase is Phase.WATCH and all_syncs > FEW):
             rate = formats.count(all_syncs / span_s)
             return f"another process syncs on {self.device}, {rate} times a second"
         if all_bytes / span_s >= FLOOD_RATE:
-            names = ", ".join(sorted({f"{each.comm} (pid {each.pid})" for each in others}))
+            who = ", ".join(sorted({f"{each.comm} (pid {each.pid})" for each in others}))
             rate = formats.size(all_bytes / span_s)
-            return f"{names or 'another process'} writes {rate}/s to {self.device}"
+            return f"{who or 'another process'} writes {rate}/s to {self.device}"
         return None
 
     def _take(self, seen: DeviceSample, found: Estimate, syncs: int, dt_s: float) -> None:
@@ -228,7 +234,8 @@ class Calibration:
                 if self.idle.sync_rate * price_s > 1.0:
                     self.wait_s = price_s / PRICED - 1.0 / self.idle.sync_rate
                 first = stepped(ABOVE * (known.law.limit_bytes or 0.0))
-                self._rung = Rung(max(first, self._floor(sample)))
+                floor, ceiling = self._bounds(sample)
+                self._rung = Rung(min(max(first, floor), ceiling))
             elif self._left_s() <= 0.0:
                 self._enter(Phase.DONE)
         elif self.phase is Phase.LADDER and self._refills:
@@ -260,13 +267,13 @@ class Calibration:
     def _next_limit(self, sample: Sample) -> Optional[int]:
         if not self.rungs:
             return self._rung.limit_bytes
-        return next_limit(self.rungs, self._idle_rate, self._r, self._floor(sample))
+        return next_limit(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
 
     def _bound(self, sample: Sample) -> str:
         """What is left open where the budget is spent; empty: nothing that matters."""
         if not self.rungs:
             return f"no limit was tried: {_more(self._r)}"
-        beyond = beyond_these(self.rungs, self._idle_rate, self._r, self._floor(sample))
+        beyond = beyond_these(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
         if beyond is None:
             return ""
         smaller = beyond < self._low
@@ -282,8 +289,13 @@ class Calibration:
     def _top(self) -> int:
         return max(each.limit_bytes for each in self.rungs)
 
-    def _floor(self, sample: Sample) -> int:
-        return max(GRAIN_BYTES, self.policy.limits.floor_bytes, kernel_floor_bytes(sample.host))
+    def _bounds(self, sample: Sample) -> Tuple[int, int]:
+        """Floor and ceiling: those of the policy, as far as kernel and memory allow."""
+        limits = self.policy.limits
+        floor = max(GRAIN_BYTES, limits.floor_bytes, kernel_floor_bytes(sample.host))
+        most = memory_most(self.policy, sample.vm)
+        ceiling = limits.ceiling_bytes if most is None else min(limits.ceiling_bytes, most)
+        return floor, max(floor, ceiling)
 
     def _is_steady(self) -> bool:
         """Whether R is known for long enough, and moves no more."""
@@ -363,6 +375,11 @@ class Calibration:
                 f" {_more(self._last_rate())}"
             ]
         return [self._end] if self._end else []
+
+
+def _share_disks(one: Device, other: Device) -> bool:
+    disks = set(other.leaf_devnos or (other.devno,))
+    return one.name == other.name or not disks.isdisjoint(one.leaf_devnos or (one.devno,))
 
 
 def _more(rate: float) -> str:

@@ -65,36 +65,40 @@ class Rung:
         return score(rate / idle_rate, self.flood_rate / drain_rate)
 
 
-def next_limit(rungs: List[Rung], idle_rate: float, r: float, floor: int) -> Optional[int]:
-    """The limit to try after these; None: no other would be better.
+def next_limit(
+    rungs: List[Rung], idle_rate: float, r: float, floor: int, ceiling: int
+) -> Optional[int]:
+    """The limit to try after these, from floor to ceiling; None: no other would be better.
 
     Up until the flood has all of R, down by halves until less is worse, then between the best and
     its neighbours, and at last just below the knee, which the steps may have missed.
     """
-    beyond = beyond_these(rungs, idle_rate, r, floor)
+    beyond = beyond_these(rungs, idle_rate, r, floor, ceiling)
     if beyond is not None:
         return beyond
     scores = {each.limit_bytes: each.score(idle_rate, r) for each in rungs}
     best = max(scores, key=lambda limit: scores[limit])
     for limit in (_step(best, up=False), _step(best, up=True)):
-        if limit not in scores and limit > floor:
+        if limit not in scores and floor < limit <= ceiling:
             return limit
     loose = [
         each.limit_bytes / each.flood_rate for each in rungs if not each.is_full and each.flood_rate
     ]
-    knee = MARGIN * r * min(loose, default=0.0)
+    knee = int(MARGIN * r * min(loose, default=0.0)) >> 16 << 16
     near = any(abs(limit - knee) < NEAR * limit for limit in scores)
-    return int(knee) >> 16 << 16 if min(scores) < knee < max(scores) and not near else None
+    return knee if min(scores) < knee < max(scores) and not near else None
 
 
-def beyond_these(rungs: List[Rung], idle_rate: float, r: float, floor: int) -> Optional[int]:
+def beyond_these(
+    rungs: List[Rung], idle_rate: float, r: float, floor: int, ceiling: int
+) -> Optional[int]:
     """A limit above or below all of these that may be better; None: the best is between them."""
     by_limit = sorted(rungs, key=lambda each: each.limit_bytes)
     low, high = by_limit[0], by_limit[-1]
     # Where twice the limit brought no more, fsyncs have the rest of R.
     brought = len(rungs) < 2 or high.flood_rate > RISES * by_limit[-2].flood_rate
-    if brought and high.flood_rate < KEPT * r and high.limit_bytes < MOST_S * r:
-        return _step(_step(high.limit_bytes, up=True), up=True)
+    if brought and high.flood_rate < KEPT * r and high.limit_bytes < min(MOST_S * r, ceiling):
+        return min(_step(_step(high.limit_bytes, up=True), up=True), ceiling)
     best = max(each.score(idle_rate, r) for each in rungs)
     worse = low.score(idle_rate, r) < WORSE * best and not low.is_full
     if low.limit_bytes > floor and not worse:
