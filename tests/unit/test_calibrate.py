@@ -314,6 +314,52 @@ def test_a_load_stays_within_its_budget_and_rests_when_told(tmp_path: Path) -> N
     assert not any(is_alive(str(pid)) for pid in loads.pids)
 
 
+def used(loads: Loads) -> List[int]:
+    return [os.fstat(file).st_size for file in loads._files]
+
+
+def test_the_loads_write_nothing_before_they_are_told(tmp_path: Path) -> None:
+    loads = Loads(tmp_path, 8 << 20)
+    try:
+        time.sleep(0.2)
+        assert not loads.ready and used(loads) == [0, 0]
+        loads.order(False, None, 0)
+        until(lambda: loads.ready)
+        assert used(loads)[1] > 0
+    finally:
+        loads.close()
+
+
+def test_the_loads_rest_when_nobody_orders_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where the command is stopped, or hangs: then the watcher restores the limits.
+    loads = Loads(tmp_path, 1 << 40)
+    try:
+        loads.order(False, None, 0)
+        until(lambda: loads.ready)
+        monkeypatch.setattr("writebackd.cli.calibration_loads.ORDER_S", 0.0)
+        loads.order(True, 0.0, 0)
+        time.sleep(0.2)
+        before = loads.written_bytes, loads.syncs
+        time.sleep(0.2)
+        assert (loads.written_bytes, loads.syncs) == before
+    finally:
+        loads.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_load_that_is_killed_is_told(tmp_path: Path, which: int) -> None:
+    loads = Loads(tmp_path, 8 << 20)
+    try:
+        assert loads.problem == ""
+        os.kill(loads.pids[which], signal.SIGKILL)
+        until(lambda: loads.problem)
+        assert loads.problem == f"load (pid {loads.pids[which]}) was killed"
+    finally:
+        loads.close()
+
+
 # ---- what it prints -------------------------------------------------------------
 
 

@@ -59,10 +59,6 @@ class CalibrationHost:
             self._loads = Loads(directory, budget_bytes)
             self._open.callback(self._loads.close)
             self._hold(policy, runtime_dir)
-            self._monitor = HostMonitor(
-                self._files, "auto", "auto", policy.probe, (), self._excluded
-            )
-            self._open.callback(self._monitor.sampler.probe.close)
         except (BpfError, LedgerError, OSError, PolicyError, ValueError) as error:
             self.close()
             raise Refused(str(error)) from None
@@ -79,6 +75,11 @@ class CalibrationHost:
             lock = self._open.enter_context(
                 contextlib.closing(HostLock(self._files, runtime_dir))
             )
+            # Before the lease: where bcc compiles, it would run out.
+            self._monitor = HostMonitor(
+                self._files, "auto", "auto", policy.probe, (), self._excluded
+            )
+            self._open.callback(self._monitor.sampler.probe.close)
             self._lease = LeaseHolder(runtime_dir, policy.limits.lease_s)
         except AlreadyRunning as error:
             raise Refused(
@@ -115,6 +116,7 @@ class CalibrationHost:
         while not self._loads.ready and not self._loads.problem:
             if time.monotonic() > until_s:
                 raise Refused(f"{formats.size(DATABASE_BYTES)} took more than {_READY_S:g} s")
+            self._loads.order(False, None, 0)
             self._pass(TICK_S)
         self.tick(Order())
 

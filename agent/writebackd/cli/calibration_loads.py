@@ -2,7 +2,7 @@
 """The loads of a calibration: a process that floods, one that syncs, both with a file of their own.
 
 The files have no name, and both processes die with the one that started them: nothing is left after
-kill -9.
+kill -9.  Where that one is stopped or hangs, its limits go home, and the loads rest.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ _COMMIT, _PIECE = 4096, 4 << 20
 # Pages so far behind what may be dirty are clean, and leave memory to the host's own.
 _BEHIND = 64 << 20
 _IDLE_S = 0.005  # between two looks at the orders
+# So long an order holds, half of the default lease: the limits go home when that ends.
+ORDER_S = 5.0
 _END_S = 10.0  # for a process that is killed: one in the kernel ends when the disk lets it
 _PR_SET_PDEATHSIG = 1
 # Numbers of 64 bits, which both sides read and one writes.
-_FLOOD, _WAIT_NS, _WRITTEN, _SYNCS, _READY, _ERROR, _LIMIT = range(7)
+_FLOOD, _WAIT_NS, _WRITTEN, _SYNCS, _READY, _ERROR, _LIMIT, _UNTIL_NS = range(8)
 _NO_SYNCS = -1
 
 
 class Loads:
-    """Begin with both at rest; made before the first thread, since it forks."""
+    """Both rest, and write nothing, until the first `order`.
+
+    Made before the first thread, since it forks.
+    """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         """Raises OSError, which names the directory."""
@@ -75,7 +80,7 @@ class Loads:
         shared, block, dropped = self._shared, os.urandom(BLOCK_BYTES), 0
         while True:
             written = shared[_WRITTEN]
-            if not shared[_FLOOD] or written + BLOCK_BYTES > budget_bytes:
+            if not shared[_FLOOD] or written + BLOCK_BYTES > budget_bytes or self._is_stale():
                 time.sleep(_IDLE_S)
                 continue
             shared[_WRITTEN] = written + os.pwrite(file, block, written)
@@ -86,6 +91,8 @@ class Loads:
 
     def _sync(self, file: int, _budget_bytes: int) -> None:
         shared, piece, size = self._shared, os.urandom(_PIECE), 0
+        while self._is_stale():
+            time.sleep(_IDLE_S)
         begun = time.monotonic()
         while size < DATABASE_BYTES and (not size or time.monotonic() - begun < _PREPARE_S):
             size += os.pwrite(file, piece, size)
@@ -94,7 +101,7 @@ class Loads:
         chance, blocks = random.Random(1), size // _COMMIT
         while True:
             wait_ns = shared[_WAIT_NS]
-            if wait_ns == _NO_SYNCS:
+            if wait_ns == _NO_SYNCS or self._is_stale():
                 time.sleep(_IDLE_S)
                 continue
             os.pwrite(file, piece[:_COMMIT], chance.randrange(blocks) * _COMMIT)
@@ -102,6 +109,10 @@ class Loads:
             shared[_SYNCS] += 1
             if wait_ns:
                 time.sleep(wait_ns / 1e9)
+
+    def _is_stale(self) -> bool:
+        """Whether nobody has ordered anything for ORDER_S."""
+        return time.monotonic_ns() > self._shared[_UNTIL_NS]
 
     # ---- in the parent -----------------------------------------------------
 
@@ -113,7 +124,10 @@ class Loads:
     @property
     def problem(self) -> str:
         """Why one of them ended; empty: none did."""
-        return os.strerror(self._shared[_ERROR]) if self._shared[_ERROR] else ""
+        if self._shared[_ERROR]:
+            return os.strerror(self._shared[_ERROR])
+        killed = next(filter(_has_ended, self.pids), None)
+        return "" if killed is None else f"load (pid {killed}) was killed"
 
     @property
     def syncs(self) -> int:
@@ -124,9 +138,11 @@ class Loads:
         return self._shared[_WRITTEN]
 
     def order(self, flood: bool, sync_wait_s: Optional[float], limit_bytes: int) -> None:
+        """For ORDER_S; then both rest."""
         self._shared[_LIMIT] = limit_bytes
         self._shared[_WAIT_NS] = _NO_SYNCS if sync_wait_s is None else int(sync_wait_s * 1e9)
         self._shared[_FLOOD] = int(flood)
+        self._shared[_UNTIL_NS] = time.monotonic_ns() + int(ORDER_S * 1e9)
 
     def stop(self) -> None:
         """Nothing more is written. Waits for nothing."""
@@ -144,6 +160,14 @@ class Loads:
         while left and time.monotonic() < until:
             left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
             time.sleep(_IDLE_S)
+
+
+def _has_ended(pid: int) -> bool:
+    """Leaves it to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _nameless(directory: Path) -> int:
