@@ -18,8 +18,8 @@ import pytest
 import schema
 from figure_cases import row
 from writebackd.cli import calibrate as verb
-from writebackd.cli import ctl
-from writebackd.cli.calibration_host import Refused, check_room, device_of
+from writebackd.cli import calibration_host, ctl
+from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
 from writebackd.cli.calibration_loads import Loads
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.policy import load_policy
@@ -210,6 +210,25 @@ def test_it_leaves_a_tenth_of_the_filesystem_free(tmp_path: Path) -> None:
     check_room(tmp_path, MB)
     with pytest.raises(Refused, match="would leave less than 10 % of the filesystem free"):
         check_room(tmp_path, 1 << 60)
+
+
+class Unlocked:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_limits_that_an_earlier_daemon_kept_are_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_host, "HostLock", Unlocked)
+    monkeypatch.setattr(calibration_host, "HostMonitor", None)
+    (tmp_path / "ledger.json").write_text("{}")
+    with pytest.raises(Refused, match=r"in force .*: `sudo writebackctl restore` first"):
+        CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ledger.json"]
 
 
 @pytest.mark.parametrize("device, cause, what, start_s, refused", [

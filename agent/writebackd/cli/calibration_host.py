@@ -75,6 +75,13 @@ class CalibrationHost:
             lock = self._open.enter_context(
                 contextlib.closing(HostLock(self._files, runtime_dir))
             )
+            ledger = runtime_dir / LEDGER
+            if ledger.exists():
+                # What `on-exit = keep` left, say: the end of this run would restore it.
+                raise Refused(
+                    f"limits of an earlier writebackd are in force ({ledger}):"
+                    " `sudo writebackctl restore` first"
+                )
             # Before the lease: where bcc compiles, it would run out.
             self._monitor = HostMonitor(
                 self._files, "auto", "auto", policy.probe, (), self._excluded
