@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 from writebackd import formats
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.topology import scan
+from writebackd.types.storage import Device
 
 from . import host
 from .agent import Agent
@@ -50,7 +53,8 @@ def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
 
     By an agent that only observes, which sees whatever way a program syncs.
     """
-    with Agent([rig.device], rig.directory, rig.spawn, [*options, "--mode", "observe"]) as agent:
+    names = on_the_disks_of(rig.device, scan(KernelFiles()))
+    with Agent(names, rig.directory, rig.spawn, [*options, "--mode", "observe"]) as agent:
         before = agent.status()
         time.sleep(LOOK_S)
         seen = others_syncs(before, agent.status())
@@ -60,6 +64,16 @@ def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
     if seen > FEW:
         raise RigError(f"somebody syncs on {rig.device}: {seen} fsyncs in {LOOK_S:.0f} s. Stop it,"
                        " or name a directory on another disk")
+
+
+def on_the_disks_of(device: str, devices: Sequence[Device]) -> List[str]:
+    """It and the other volumes on its disks: a flood on one holds up all of them."""
+    disks = {device}
+    for each in devices:
+        if device in (each.name, *each.leaves):
+            disks.update(each.leaves)
+    return [each.name for each in devices
+            if not disks.isdisjoint((each.name, *each.leaves))] or [device]
 
 
 def others_syncs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Optional[int]:

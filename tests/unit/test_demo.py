@@ -22,6 +22,7 @@ from tests.lab.remains import RigError
 from tests.lab.report.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
 from tests.lab.rig import Rig
 from tests.lab.screen import HEAD, Row, render_row
+from writebackd.types.storage import Device
 
 GB = 1 << 30
 
@@ -235,6 +236,16 @@ def test_somebody_else_s_commits_are_a_reason_to_refuse(
         return
     with pytest.raises(RigError, match=said):
         own_disk.refuse_others_syncs(watched, [])
+
+
+def test_other_volumes_on_the_disk_count() -> None:
+    devices = [Device(name, number, number, ("sda",), ("8:0",)) for name, number in (
+        ("sda", "8:0"), ("dm-0", "253:0"), ("btrfs-1", "0:40"))]  # fmt: skip
+    devices.append(Device("sdb", "8:16", "8:16", ("sdb",), ("8:16",)))
+    for device in ("dm-0", "sda"):
+        assert own_disk.on_the_disks_of(device, devices) == ["sda", "dm-0", "btrfs-1"]
+    assert own_disk.on_the_disks_of("sdb", devices) == ["sdb"]
+    assert own_disk.on_the_disks_of("vda", devices) == ["vda"]
 
 
 def test_it_ends_when_the_disk_took_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
