@@ -142,7 +142,7 @@ def test_the_probe_is_compiled_before_the_daemon_starts_and_only_without_btf() -
 def test_a_shutdown_drains_before_the_daemon_stops_for_a_bounded_time_and_says_so() -> None:
     drain = settings(DRAIN)
     # What starts after another unit is stopped before it.
-    assert {UNIT.name, "local-fs.target"} <= set(drain["After"][0].split())
+    assert {UNIT.name, CACHES.name, "local-fs.target"} <= set(drain["After"][0].split())
     assert "ExecStart" not in drain and drain["RemainAfterExit"] == ["yes"]
     # Its own end comes first, or systemd kills it before it has told anything.
     (limit,) = drain["Environment"]
