@@ -159,12 +159,13 @@ def test_a_damaged_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
 def test_recommend_takes_the_limit_as_it_was_tried() -> None:
     found = recommend(
         [], Host(MB, 4096 * MB), {"sda": POLICY.for_device("sda", "")},
-        {"sda": Learned(drain_rate=Fact(R, NOW))}, now_s=NOW,
-        calibrated={"sda": run_of(R, tau_s=0.02, limit_bytes=1.9 * MB)},
+        {}, now_s=NOW, calibrated={"sda": run_of(R, tau_s=0.02, limit_bytes=1.9 * MB)},
     )  # fmt: skip
     assert found.decider is not None and found.decider.basis is Basis.CALIBRATED
     assert (found.limit_bytes, found.missing) == (int(1.9 * MB), ())
-    assert "`calibrate` tried, 1.9M was the best" in " ".join(reason(found)) and price(found)
+    (said,) = reason(found)
+    assert "sda drains 100M/s" in said and "`calibrate` tried, 1.9M was the best" in said
+    assert price(found)
     answer = as_json(found, Surroundings("host", "now", VmLimits(0, 20, 0, 10), ()))
     assert list(schema.problems(answer, schema.load("recommend"))) == []
 
@@ -178,6 +179,16 @@ def test_waves_go_by_the_history(flooded_s: float, basis: Basis) -> None:
         calibrated={name: run_of(R, limit_bytes=2.0 * MB)},
     )  # fmt: skip
     assert [each.basis for each in found.devices] == [basis]
+
+
+def test_waves_that_were_held_go_by_what_was_asked_for() -> None:
+    rows = [row(10.0 * n, flooded_s=4.0, target_bytes=90.0 * MB) for n in range(180)]
+    name = rows[0].device
+    found = recommend(
+        rows, Host(MB, 4096 * MB), {name: POLICY.for_device(name, "")}, {},
+        calibrated={name: run_of(R, tau_s=0.02, limit_bytes=2.0 * MB)},
+    )  # fmt: skip
+    assert [(each.basis, each.limit_bytes) for each in found.devices] == [(Basis.WAVES, 90.0 * MB)]
 
 
 def test_recommend_needs_no_history_where_a_disk_was_calibrated(

@@ -220,16 +220,18 @@ def _advice(
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
     held_s = sum(row.flooded_s for row in held)
     drain_rate, seen_s = _drain(rows, learned)
+    if drain_rate is None and calibrated is not None:
+        drain_rate, seen_s = calibrated.drain_rate, calibrated.wall_s
     known = [(row.baseline_s, row.span_s) for row in rows if row.baseline_s is not None]
     baseline_s = weighted_median(known)
     if baseline_s is None and learned.baseline_s is not None:
         baseline_s = learned.baseline_s.value
     objective = objective_s(own.fsync_p99_s, own.baseline_multiple, baseline_s)
     tau_s, limit, basis = _tau(held), None, None
-    if tau_s is None and calibrated is not None:
+    # Waves want more than the knee, of which a calibration knows nothing.
+    if tau_s is None and calibrated is not None and not _in_waves(held):
         tau_s = calibrated.tau_s
     if held_s < ENOUGH_FLOOD_S:
-        # Waves want more than the knee, of which a calibration knows nothing.
         tried = None if calibrated is None or _in_waves(flooded) else calibrated.limit_bytes
         if tried is not None:
             limit, basis = tried, Basis.CALIBRATED
