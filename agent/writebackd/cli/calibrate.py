@@ -109,11 +109,10 @@ class _Course:
                     f" {formats.duration(budget.time_s)}; Ctrl-C ends it"
                 )
                 self._follow(host)
-                no_more()
             except KeyboardInterrupt:
-                no_more()
                 self._calibration.problem = "interrupted"
             finally:
+                no_more()
                 with _uninterrupted():
                     host.close()
         result = self._calibration.result()
