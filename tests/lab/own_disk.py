@@ -67,13 +67,13 @@ def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
 
 
 def on_the_disks_of(device: str, devices: Sequence[Device]) -> List[str]:
-    """It and the other volumes on its disks: a flood on one holds up all of them."""
+    """What is mounted on its disks: a flood on one volume holds up all of them."""
     disks = {device}
     for each in devices:
         if device in (each.name, *each.leaves):
             disks.update(each.leaves)
     return [each.name for each in devices
-            if not disks.isdisjoint((each.name, *each.leaves))] or [device]
+            if each.filesystems and not disks.isdisjoint((each.name, *each.leaves))] or [device]
 
 
 def others_syncs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Optional[int]:

@@ -239,11 +239,15 @@ def test_somebody_else_s_commits_are_a_reason_to_refuse(
 
 
 def test_other_volumes_on_the_disk_count() -> None:
-    devices = [Device(name, number, number, ("sda",), ("8:0",)) for name, number in (
-        ("sda", "8:0"), ("dm-0", "253:0"), ("btrfs-1", "0:40"))]  # fmt: skip
-    devices.append(Device("sdb", "8:16", "8:16", ("sdb",), ("8:16",)))
+    devices = [
+        Device(name, name, name, (disk,), (disk,), ((name, "xfs", "/srv"),) if mounted else ())
+        for name, disk, mounted in (
+            ("sda", "sda", False), ("dm-0", "sda", True), ("dm-1", "sda", True),
+            ("btrfs-1", "sda", True), ("sdb", "sdb", True),
+        )
+    ]  # fmt: skip
     for device in ("dm-0", "sda"):
-        assert own_disk.on_the_disks_of(device, devices) == ["sda", "dm-0", "btrfs-1"]
+        assert own_disk.on_the_disks_of(device, devices) == ["dm-0", "dm-1", "btrfs-1"]
     assert own_disk.on_the_disks_of("sdb", devices) == ["sdb"]
     assert own_disk.on_the_disks_of("vda", devices) == ["vda"]
 
