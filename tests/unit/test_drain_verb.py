@@ -364,6 +364,19 @@ def test_dm_writecache_is_flushed_once_after_the_page_cache(
     assert (here / "flushed").read_text() == "message -j 253 -m 3 0 flush\n"
 
 
+@pytest.mark.parametrize("age_s, outcome", [(-99.0, "stuck"), (99.0, "timeout")])
+def test_a_flush_that_hangs_is_not_waited_for_where_the_cache_is_read(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, age_s: float,
+    outcome: str,
+) -> None:
+    monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
+    with_writecache(daemon, here, 100 * MIB)
+    (here / "bin/dmsetup").write_text("#!/bin/sh\nexec sleep 30\n")
+    daemon.said = tuple(replace(each, wall_s=time.time() - age_s) for each in daemon.said)
+    code, out, _ = run("--json", "--timeout", "2s")
+    assert (code, answer(out)["outcome"]) == (1, outcome)
+
+
 def test_a_cache_that_cannot_be_flushed_is_not_waited_for(
     daemon: Daemon, run: Run, here: Path
 ) -> None:

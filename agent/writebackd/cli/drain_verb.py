@@ -181,15 +181,17 @@ class _Course:
             return False  # nothing is known of them yet
         now_s = time.monotonic()
         self._flushes.update(flush(self._rows(), self._flushes))
-        if any(each.runs() for each in self._flushes.values()):
-            # No reading from before its end counts.
-            self._synced_s, self._least_s = time.time(), now_s
-            return False
         caches = self._caches()
         left = sum(each.left or 0.0 for each in caches)
         if left < self._least:
             self._least, self._least_s = left, now_s
-        read = self._status["time_s"] > self._synced_s and all(
+        flushing = any(each.runs() for each in self._flushes.values())
+        if flushing:
+            self._synced_s = time.time()  # no reading from before its end counts
+            old_s = self._synced_s - _STUCK_S / 2
+            if not left or not all(each.is_read_since(old_s) for each in caches):
+                self._least_s = now_s  # nobody sees how far it is
+        read = not flushing and self._status["time_s"] > self._synced_s and all(
             each.is_read_since(self._synced_s) for each in caches
         )
         full = [each for each in caches if not each.is_empty]
