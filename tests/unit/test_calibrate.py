@@ -263,6 +263,14 @@ def test_it_does_not_begin_while_an_alert_stands(
     assert calibrated(FOUND)[0] == (BAD_NEWS if refused else GOOD)
 
 
+def test_it_does_not_begin_where_the_alerts_cannot_be_read(
+    tmp_path: Path, calibrated: Any
+) -> None:
+    assert calibrated(FOUND)[0] == GOOD  # no history at all
+    (tmp_path / "history.db").write_bytes(b"no database" * 999)
+    assert calibrated(FOUND)[0] == BAD_NEWS
+
+
 @pytest.mark.parametrize("words, code", [
     (["--budget", "8"], USAGE), (["--budget", "eight"], USAGE), (["--time", "10s"], USAGE),
     (["--directory", "/proc"], BAD_NEWS),

@@ -72,8 +72,10 @@ def _refuse_standing(history: Path, device: str) -> None:
     try:
         starts = [each.wall_s for each in read_history(history) if each.kind == "start"]
         past = past_json(read_alerts(history, MAX_ALERTS), ())
-    except HistoryError:
-        return  # there is none
+    except HistoryError as error:
+        if not history.exists():
+            return
+        raise Refused(f"nobody can tell whether an alert stood: {error}") from None
     for alert in past:
         stood = alert["end"] is None and alert["began"] >= max(starts, default=0.0)
         if stood and alert["device"] == device and alert["cause"] != Cause.FLOOD.value:
