@@ -390,6 +390,9 @@ def test_a_cache_that_cannot_be_flushed_is_not_waited_for(
     assert code == 1 and "not clean, a write cache was not flushed: " in out
     daemon.said = tuple(replace(each, dirty_bytes=0) for each in daemon.said)
     assert answer(run("--json")[1])["clean"]  # nothing was in it
+    daemon.said = tuple(replace(each, dirty_bytes=None) for each in daemon.said)
+    code, out, _ = run("--json", "--timeout", "20s")
+    assert (code, answer(out)["outcome"]) == (1, "unflushed")  # nobody knows what is in it
 
 
 def test_a_program_that_is_not_there_is_a_problem() -> None:

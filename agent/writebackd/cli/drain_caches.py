@@ -23,7 +23,9 @@ class Cache:
         self.name: str = row["name"]
         self._kind = cache["kind"] or "behind it"
         said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
-        flushed = [flushes[each["disk"]] for each in said if each.get("disk") in flushes]
+        flushed = [
+            flushes[each["disk"]] for each in cache["reported"] if each.get("disk") in flushes
+        ]
         self.flush_failed = any(each.problem() for each in flushed)
         self._seen_s: Optional[float] = min((each["time_s"] for each in said), default=None)
         self._capacity = cache["capacity_bytes"] or 0.0
@@ -43,9 +45,11 @@ class Cache:
         # Whether it was read how full it is, and not estimated.
         self.verified = bool(said) or self.none
         # What came in after it was flushed is not waited for.
-        self.is_empty = self.left is None or self.left <= max(
-            _EMPTY_BYTES, _EMPTY_SHARE * self._capacity
-        ) or (len(flushed) == len(said) > 0 and not self.flush_failed)
+        flushed_or_unknown = self.left is None or len(flushed) == len(said) > 0
+        self.is_empty = (flushed_or_unknown and not self.flush_failed) or (
+            self.left is not None
+            and self.left <= max(_EMPTY_BYTES, _EMPTY_SHARE * self._capacity)
+        )
 
     def is_read_since(self, wall_s: float) -> bool:
         """Whether nobody reads it, or somebody has after `wall_s`: that is now and then."""
