@@ -75,6 +75,24 @@ def test_a_kernel_with_nothing(tmp_path: Path) -> None:
     assert "only the global pair" in notes
 
 
+def test_a_runtime_directory_on_a_disk_is_told(tmp_path: Path) -> None:
+    directory, link = tmp_path / "writebackd", tmp_path / "link"
+    link.symlink_to(directory)
+    root = "24 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+    memory = f"25 24 0:23 / {tmp_path} rw - tmpfs tmpfs rw\n"
+
+    def found(mounts: str, path: Path) -> List[Tuple[str, str]]:
+        files = host(tmp_path / "host", {"/proc/self/mountinfo": mounts})
+        return list(doctor_checks.runtime_directory(files, path))
+
+    ((level, text),) = found(root, link)
+    assert level == "warning" and "is on ext4 (/), not in memory" in text
+    assert not found(root + memory, link) and not found("", link)
+    # The later mount hides the earlier one; a name that only begins alike is another place.
+    assert found(root + memory + f"26 24 8:2 / {tmp_path} rw - xfs /dev/sdb rw\n", directory)
+    assert found(root + memory, Path(f"{tmp_path}-other"))
+
+
 @pytest.mark.parametrize("headers", [True, False], ids=["headers", "no headers"])
 @pytest.mark.parametrize("bcc", [True, False], ids=["bcc", "no bcc"])
 def test_without_types_the_packages_that_bcc_lacks_are_named(

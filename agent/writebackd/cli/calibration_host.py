@@ -25,7 +25,7 @@ from writebackd.cli.calibration_loads import DATABASE_BYTES, Loads
 from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.mounts import Mount, read_mounts
+from writebackd.kernel.mounts import mount_of
 from writebackd.paths import LEDGER, OFF, OFF_ON_DISK
 from writebackd.policy.schema import Policy, PolicyError
 from writebackd.trial.calibration import TICK_S
@@ -170,7 +170,7 @@ def device_of(directory: Path, devices: Sequence[Device]) -> Device:
     """The disk that a directory is on. Raises Refused or OSError."""
     number = os.stat(directory).st_dev
     st_dev = f"{os.major(number)}:{os.minor(number)}"
-    mount = _mount_of(directory)
+    mount = mount_of(KernelFiles(), directory)
     for device in devices:
         # Subvolumes of btrfs have numbers of their own, as its mount has.
         known = {each[0] for each in device.filesystems}
@@ -178,16 +178,6 @@ def device_of(directory: Path, devices: Sequence[Device]) -> Device:
             return device
     kind = f" ({mount.fstype})" if mount is not None else ""
     raise Refused(f"{directory} is not on the filesystem of a block device{kind}: name one that is")
-
-
-def _mount_of(directory: Path) -> Optional[Mount]:
-    place = os.path.realpath(directory)
-    above = [
-        each for each in read_mounts(KernelFiles())
-        if each.mountpoint == "/" or place == each.mountpoint
-        or place.startswith(f"{each.mountpoint}/")
-    ]  # fmt: skip
-    return max(above, key=lambda each: len(each.mountpoint), default=None)
 
 
 def check_room(directory: Path, budget_bytes: int) -> None:

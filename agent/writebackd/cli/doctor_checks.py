@@ -30,7 +30,7 @@ from writebackd.kernel.bcc_programs import missing
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import hiding, unseen
-from writebackd.kernel.mounts import read_mounts
+from writebackd.kernel.mounts import mount_of, read_mounts
 from writebackd.kernel.vm import host_info
 from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
@@ -83,6 +83,7 @@ def findings(runtime_dir: Path) -> List[Finding]:
         *kernel(files, os.uname().release),
         *libraries(),
         *probe(runtime_dir),
+        *runtime_directory(files, runtime_dir),
         *daemon(files, runtime_dir),
         *processes(files, runtime_dir),
         *raid(files),
@@ -247,6 +248,18 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield "note", "writebackd is not running"
+
+
+def runtime_directory(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
+    """Whether lease and ledger are in memory, where no flood holds up their writes."""
+    mount = mount_of(files, runtime_dir)
+    if mount is not None and mount.fstype not in ("tmpfs", "ramfs"):
+        yield (
+            "warning",
+            f"{runtime_dir} is on {mount.fstype} ({mount.mountpoint}), not in memory: a flood there"
+            " can hold up the lease until it expires, which restores the limits; mount a tmpfs on"
+            " /run",
+        )
 
 
 def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iterator[Finding]:

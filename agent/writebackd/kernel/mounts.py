@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import select
 from dataclasses import dataclass
 from io import FileIO
+from pathlib import Path
 from typing import Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
@@ -55,6 +57,18 @@ def parse_mountinfo(text: str) -> Tuple[Mount, ...]:
 def read_mounts(files: KernelFiles) -> Tuple[Mount, ...]:
     """The mounts of our mount namespace; empty where /proc cannot be read."""
     return parse_mountinfo(files.try_read(MOUNTINFO) or "")
+
+
+def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:
+    """The mount that a path is on, links followed; None where /proc cannot be read."""
+    place = os.path.realpath(path)
+    above = [
+        each for each in read_mounts(files)
+        if each.mountpoint == "/" or place == each.mountpoint
+        or place.startswith(f"{each.mountpoint}/")
+    ]  # fmt: skip
+    # Of two on one directory the later one hides the other.
+    return max(reversed(above), key=lambda each: len(each.mountpoint), default=None)
 
 
 class MountWatch:
