@@ -60,7 +60,7 @@ def agent(directory: Path) -> Iterator[None]:
 def pairs(directory: Path, count: int, seconds: int) -> Iterator[List[Load]]:
     """`[without, with]` the agent, of one pair after the other."""
     with limits_kept(), tempfile.TemporaryDirectory(dir=directory) as own, \
-            tempfile.TemporaryDirectory() as runtime:
+            tempfile.TemporaryDirectory(dir="/dev/shm") as runtime:
         file = Path(own) / "file"
         synced(file, 5)  # lays it out, and the disk awakes
         for number in range(count):

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.lease import read_watch
 from writebackd.actuate.ledger import load
 from writebackd.actuate.lock import open_private
@@ -129,6 +131,19 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+@contextlib.contextmanager
+def runtime_in_memory() -> Iterator[Path]:
+    """A runtime directory as /run has it: a disk that a test floods would hold up the lease."""
+    # A guest has no such mount, and all it has in memory.
+    memory = "/dev/shm" if os.path.ismount("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="writebackd-test-") as name:
+        top = Path(name)
+        yield top / "run"
+        # What was killed has left its limits: its successor restores them.
+        (top / "next").mkdir()
+        HostLock(FILES, top / "next").close()
 
 
 class Home:

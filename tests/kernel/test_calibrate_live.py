@@ -13,7 +13,7 @@ from typing import Callable, Iterator, List
 
 import pytest
 
-from tests.kernel.fault_rig import AGENT, is_alive, limits, wait_for
+from tests.kernel.fault_rig import AGENT, is_alive, limits, runtime_in_memory, wait_for
 from tests.kernel.scratch import Scratch, scratch_disk
 from tests.kernel.test_daemon import Running, start, untouched  # noqa: F401 (fixtures)
 
@@ -29,11 +29,17 @@ def disk() -> Iterator[Scratch]:
         yield made
 
 
-def begun(disk: Scratch, tmp_path: Path, *words: str) -> "subprocess.Popen[str]":
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    with runtime_in_memory() as made:
+        yield made
+
+
+def begun(disk: Scratch, runtime_dir: Path, tmp_path: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(tmp_path / "run"),
+        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(runtime_dir),
          "--json", "calibrate", "--directory", str(disk.mountpoint), *BUDGET,
-         "--state-dir", str(tmp_path / "state"), *words],
+         "--state-dir", str(tmp_path / "state")],
         env={**os.environ, "PYTHONPATH": str(AGENT)}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -55,10 +61,10 @@ def used(disk: Scratch) -> int:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
                          ids=["Ctrl-C", "SIGTERM", "kill -9"])
 def test_nothing_is_left_of_one_that_is_ended(
-    disk: Scratch, tmp_path: Path, number: signal.Signals
+    disk: Scratch, runtime_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     before, empty = limits(), used(disk)
-    with begun(disk, tmp_path) as process:
+    with begun(disk, runtime_dir, tmp_path) as process:
         wait_for(lambda: limits() != before, what="for the first limit")
         loads = children(process.pid)
         assert len(loads) == 2 and used(disk) > empty
@@ -75,10 +81,10 @@ def test_nothing_is_left_of_one_that_is_ended(
 
 
 def test_it_says_what_it_found_or_why_not_and_stays_within_its_budget(
-    disk: Scratch, tmp_path: Path
+    disk: Scratch, runtime_dir: Path, tmp_path: Path
 ) -> None:
     before = limits()
-    process = begun(disk, tmp_path)
+    process = begun(disk, runtime_dir, tmp_path)
     out, error = process.communicate(timeout=120)
     assert process.returncode in (0, 1) and error == "" and out, error
     assert limits() == before
@@ -89,11 +95,12 @@ def test_it_says_what_it_found_or_why_not_and_stays_within_its_budget(
 
 
 def test_beside_a_daemon_it_does_not_begin(
-    disk: Scratch, tmp_path: Path, start: Callable[..., Running]  # noqa: F811
-) -> None:
+    disk: Scratch, runtime_dir: Path, tmp_path: Path,
+    start: Callable[..., Running],  # noqa: F811
+) -> None:  # fmt: skip
     daemon = start("--device", disk.device, "--mode", "observe")
     before = limits()
-    process = begun(disk, tmp_path)
+    process = begun(disk, runtime_dir, tmp_path)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"writebackd is running already (pid {daemon.process.pid}" in error

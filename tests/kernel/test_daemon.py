@@ -15,7 +15,16 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import pytest
 
-from tests.kernel.fault_rig import AGENT, DAEMON, PIN, VM, limits, limits_kept, wait_for
+from tests.kernel.fault_rig import (
+    AGENT,
+    DAEMON,
+    PIN,
+    VM,
+    limits,
+    limits_kept,
+    runtime_in_memory,
+    wait_for,
+)
 from tests.kernel.scratch import scratch_disk
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
@@ -46,9 +55,10 @@ class Running:
     """A daemon process and its directories."""
 
     def __init__(
-        self, tmp: Path, *options: str, program: Sequence[str] = DAEMON, within_s: float = 20.0
-    ) -> None:
-        self.runtime_dir = tmp / "run"
+        self, tmp: Path, *options: str, runtime_dir: Optional[Path] = None,
+        program: Sequence[str] = DAEMON, within_s: float = 20.0,
+    ) -> None:  # fmt: skip
+        self.runtime_dir = runtime_dir or tmp / "run"
         self.log = tmp / "log"
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
@@ -101,18 +111,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: List[Running] = []
 
     def starter(*options: str, **more: Any) -> Running:
-        running.append(Running(tmp_path, *options, **more))
+        running.append(Running(tmp_path, *options, runtime_dir=runtime_dir, **more))
         return running[-1]
 
-    yield starter
-    for daemon in running:
-        # In order: of one that is killed the watcher takes the limits home 10 s later, in the
-        # middle of another test.
-        try:
-            daemon.end()
-        except subprocess.TimeoutExpired:
-            daemon.end(signal.SIGKILL)
-            raise
+    with runtime_in_memory() as runtime_dir:
+        yield starter
+        for daemon in running:
+            # In order: of one that is killed the watcher takes the limits home 10 s later, in the
+            # middle of another test.
+            try:
+                daemon.end()
+            except subprocess.TimeoutExpired:
+                daemon.end(signal.SIGKILL)
+                raise
 
 
 # ---- restore ---------------------------------------------------------------
