@@ -84,7 +84,7 @@ def not_yet_on(disk: Scratch) -> List[bytes]:
 def client(daemon: Running, tmp_path: Path) -> "subprocess.Popen[str]":
     """A drain whose sync never ends, as on a disk that hangs."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 600\n")
+    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\necho $$ >>{tmp_path}/pids\nexec sleep 600\n")
     (tmp_path / "bin/sync").chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     return subprocess.Popen(
@@ -128,16 +128,16 @@ def test_the_limits_come_back_when_the_client_goes(
     before = limits()
     daemon = draining()
     process = client(daemon, tmp_path)
-    wait_for(lambda: (tmp_path / "pid").exists())  # both are on
+    wait_for(lambda: (tmp_path / "pids").exists())  # both are on
     lowered(daemon)
     process.send_signal(number)
     assert process.wait(timeout=20) == (130 if number == signal.SIGINT else -signal.SIGKILL)
     wait_for(lambda: daemon.status()["drain"] is None)
     wait_for(lambda: limits() == before)
-    sync = int((tmp_path / "pid").read_text())
+    syncs = [int(line) for line in (tmp_path / "pids").read_text().split()]
     if number == signal.SIGINT:  # left alone by the client, but told to end
-        wait_for(lambda: not is_alive(sync))
-    else:
+        wait_for(lambda: not any(map(is_alive, syncs)))
+    for sync in filter(is_alive, syncs):
         os.kill(sync, signal.SIGKILL)
     why = "by uid 0" if number == signal.SIGINT else "since its client is gone"
     assert f"drain ended {why}" in str(daemon.ctl("history")[1]["events"])

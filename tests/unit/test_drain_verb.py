@@ -457,6 +457,24 @@ def test_ctrl_c_releases_and_does_not_wait_for_sync(
     assert answer(out)["outcome"] == "interrupted" and daemon.named[-1] == "end"
 
 
+def test_ctrl_c_while_children_are_started_leaves_none(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes_of_sda(here)
+    begun: List["subprocess.Popen[str]"] = []
+    popen = subprocess.Popen
+
+    def interrupted(*args: Any, **more: Any) -> "subprocess.Popen[str]":
+        begun.append(popen(*args, **more))
+        os.kill(os.getpid(), signal.SIGINT)  # before anybody knows of it
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    code, _, _ = run()
+    assert code == 130 and daemon.named == ["start", "renew", "end"] and len(begun) == 3
+    assert [each.wait(timeout=20) for each in begun] == [-signal.SIGTERM] * 3
+
+
 def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(
     daemon: Daemon, run: Run, here: Path
 ) -> None:

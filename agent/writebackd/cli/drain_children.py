@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from pathlib import Path
-from typing import Container, Dict, List, Optional, Sequence
+from typing import Container, Dict, Iterator, List, Optional, Sequence
 
 from writebackd.cli.status_screen import Answer
 
@@ -51,6 +52,22 @@ class Child:
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.terminate()
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Ctrl-C within it comes at its end, when what was started can be told to end.
+
+    No mask: children would inherit it.  Raises KeyboardInterrupt.
+    """
+    came: List[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def sync_filesystem(mount: str) -> Child:

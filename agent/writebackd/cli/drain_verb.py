@@ -16,7 +16,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.drain_caches import Cache
-from writebackd.cli.drain_children import Child, flush, sync_filesystem, sync_nodes
+from writebackd.cli.drain_children import (
+    Child,
+    flush,
+    interrupted_later,
+    sync_filesystem,
+    sync_nodes,
+)
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import Answer, clean
@@ -88,6 +94,10 @@ class _Course:
         found = request(self._options.runtime_dir, "devices")["devices"]
         rows = [row for row in found if row["name"] in names]
         self._gone.update(set(names) - {row["name"] for row in rows})
+        with interrupted_later():
+            self._sync(rows)
+
+    def _sync(self, rows: Sequence[Answer]) -> None:
         mounts = {fs["devno"]: fs["mount"] for row in rows for fs in row["filesystems"]}
         for mount in mounts.values():
             self._syncs.append(sync_filesystem(mount))
@@ -180,7 +190,8 @@ class _Course:
         if not self._status:
             return False  # nothing is known of them yet
         now_s = time.monotonic()
-        self._flushes.update(flush(self._rows(), self._flushes))
+        with interrupted_later():
+            self._flushes.update(flush(self._rows(), self._flushes))
         caches = self._caches()
         left = sum(each.left or 0.0 for each in caches)
         if left < self._least:
