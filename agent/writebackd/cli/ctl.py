@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         run="lease_watcher:lease_watcher"
     )
     doctor = verb(
-        "doctor", "doctor_checks:doctor", "check whether this host can run it; no daemon needed"
+        "doctor", "doctor:doctor", "check whether this host can run it; no daemon needed"
     )
     doctor.add_argument(
         "--bundle", nargs="?", const="", metavar="FILE",

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb doctor, and its checks: kernel, rights, libraries, probe, policies, other tools."""
+"""The checks of doctor: kernel, rights, libraries, probe, policies, other tools."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +17,10 @@ from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
-from writebackd.cli.answer_screens import render_findings
 from writebackd.cli.client import NoDaemon, request
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show_answer, width
+from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.restore import is_watched
-from writebackd.cli.status_screen import lever_lines, wants_colour
+from writebackd.cli.status_screen import lever_lines
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.bcc_programs import missing
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
@@ -56,23 +52,6 @@ _MODULES = (
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
-
-
-def doctor(options: argparse.Namespace) -> int:
-    if options.bundle is not None:
-        from writebackd.cli.bundle import bundle  # takes all other verbs with it
-
-        return bundle(options)
-    if options.keep_host:
-        raise CommandError("--keep-host needs --bundle", USAGE)
-    rows = [{"level": level, "text": text} for level, text in findings(options.runtime_dir)]
-    good = all(row["level"] != "blocker" for row in rows)
-    show_answer(
-        options,
-        {"good": good, "findings": rows},
-        lambda: render_findings(rows, width(), wants_colour(sys.stdout, options.color)),
-    )
-    return GOOD if good else BAD_NEWS
 
 
 def findings(runtime_dir: Path) -> List[Finding]:
