@@ -136,7 +136,7 @@ def test_a_flood_is_refused_where_somebody_commits(
     before = host.read_limits()
     try:
         with Ground("ground-test", directory) as rig, pytest.raises(RigError, match="syncs on"):
-            own_disk.refuse_others_syncs(rig, [])
+            own_disk.refuse_others(rig, [])
     finally:
         done.set()
         commits.join()

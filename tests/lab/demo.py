@@ -155,7 +155,7 @@ def demonstrate(options: argparse.Namespace) -> int:
     demo = make(options, screen, agent_options)
     with demo.rig as rig:
         if isinstance(rig, Ground):
-            own_disk.refuse_others_syncs(rig, agent_options)
+            own_disk.refuse_others(rig, agent_options)
         screen.title += f"\nLoad: 4 KiB random write + fsync; flood: dd bs=1M, {demo.data} data"
         try:
             if options.svg:

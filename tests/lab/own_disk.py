@@ -48,8 +48,8 @@ def files_bytes(sync_file: int, flood_file: int) -> int:
     return sync_file + max(flood_file, beyond_default_limit())
 
 
-def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
-    """RigError where somebody commits to the disk: a flood would hold him up for seconds.
+def refuse_others(rig: Rig, options: Sequence[str]) -> None:
+    """RigError where an alert stands, or somebody commits, whom a flood would hold up for seconds.
 
     By an agent that only observes, which sees whatever way a program syncs.
     """
@@ -57,13 +57,17 @@ def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
     with Agent(names, rig.directory, rig.spawn, [*options, "--mode", "observe"]) as agent:
         before = agent.status()
         time.sleep(LOOK_S)
-        seen = others_syncs(before, agent.status())
+        after = agent.status()
+    seen = others_syncs(before, after)
     if seen is None:
         raise RigError("this kernel does not show fsync (`writebackctl doctor` says why): neither"
                        f" can be told who syncs on {rig.device}, nor would the agent see it")
     if seen > FEW:
         raise RigError(f"somebody syncs on {rig.device}: {seen} fsyncs in {LOOK_S:.0f} s. Stop it,"
                        " or name a directory on another disk")
+    if after["alerts"]:
+        first = after["alerts"][0]
+        raise RigError(f"alert {first['name']}: {first['summary']}")
 
 
 def on_the_disks_of(device: str, devices: Sequence[Device]) -> List[str]:

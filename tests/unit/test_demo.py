@@ -8,7 +8,7 @@ import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
@@ -183,8 +183,11 @@ def test_it_says_before_how_much_it_writes_and_for_how_long(
     assert [own_disk.files_bytes(GB, flood) for flood in (GB, 9 * GB)] == [6 * GB, 10 * GB]
 
 
-def status(hook: Optional[str], *fsyncs: Optional[int], state: str = "idle") -> Dict[str, Any]:
-    return {"probe": {"fsync_hook": hook}, "devices": [
+def status(
+    hook: Optional[str], *fsyncs: Optional[int], state: str = "idle", alerts: Sequence[str] = ()
+) -> Dict[str, Any]:
+    told = [{"name": name, "summary": f"sda: {name}"} for name in alerts]
+    return {"probe": {"fsync_hook": hook}, "alerts": told, "devices": [
         {"state": state, "counters": None if count is None else {"fsyncs": count}}
         for count in fsyncs]}
 
@@ -226,16 +229,18 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     (status("ext4", 7, 3), status("ext4", 7, 40), "somebody syncs on sda: 37 fsyncs"),
     (status("ext4", 7, state="excluded"), status("ext4", 90, state="excluded"), ""),
     (status(None, 0), status(None, 0), "does not show fsync"),
+    (status("ext4", 7, alerts=["STALL"]), status("ext4", 7), ""),  # it is over
+    (status("ext4", 7), status("ext4", 7, alerts=["STALL"]), "alert STALL: sda: STALL"),
 ])  # fmt: skip
-def test_somebody_else_s_commits_are_a_reason_to_refuse(
+def test_somebody_else_s_commits_and_alerts_are_reasons_to_refuse(
     watched: Ground, before: Dict[str, Any], after: Dict[str, Any], said: str
 ) -> None:
     Watching.answers = [before, after]
     if not said:
-        own_disk.refuse_others_syncs(watched, [])
+        own_disk.refuse_others(watched, [])
         return
     with pytest.raises(RigError, match=said):
-        own_disk.refuse_others_syncs(watched, [])
+        own_disk.refuse_others(watched, [])
 
 
 def test_other_volumes_on_the_disk_count() -> None:
