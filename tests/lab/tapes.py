@@ -52,6 +52,7 @@ class Run:
     fs: str = "xfs"
     floods: str = FLOODS
     events: Tuple[Event, ...] = ()
+    mode: str = "enforce"
 
 
 def runs() -> Dict[str, Run]:
@@ -64,6 +65,7 @@ def runs() -> Dict[str, Run]:
         "ssd": Run(replace(preset("sata-ssd"), rate="250M"), "ext4"),
         "no-cache": Run(preset("hdd-no-cache"), "ext4"),
         "halves": Run(array, floods="5s..", events=(halves,)),
+        "observed": Run(array, mode="observe"),
     }
 
 
@@ -81,7 +83,8 @@ def scenario_of(run: Run) -> Scenario:
 def record(run: Run, directory: Path) -> None:
     """Raises RigError; then `directory` is as it was."""
     conditions = Conditions("native", 1.0, PREFIX, left(), f"{platform.release()}")
-    agent = replace(contenders.named("agent"), policy=(("history", "samples", "64M"),))
+    lines = ("history", "samples", "64M"), ("policy", "mode", run.mode)
+    agent = replace(contenders.named("agent"), policy=lines)
     with unchanged_limits(), ExitStack() as stack:
         stage = Stage(scenario_of(run), agent, conditions, 1, stack)
         (rig,) = stage.rigs.values()

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 import pytest
 
+from tests.sim import drawn
 from tests.sim.plant import MB, Disk, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
 from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
 
 POLICY = load_policy("default")
 SEEDS = range(1, 6)
@@ -21,6 +23,7 @@ TIMES = 3.0
 # What has to hold of the size, of R, and of R after a change, within so many seconds.
 SIZE, RATE, AFTER = 0.25, 0.1, 0.15
 ANSWER_S = 15.0
+FOUND_S = 75.0  # limits as found have filled the largest caches by then
 
 
 @pytest.mark.parametrize("name, disk", [("array", RAID), ("slow array", SLOW_RAID),
@@ -38,6 +41,28 @@ def test_a_flood_of_three_times_the_cache_shows_its_size_and_r(name: str, disk: 
           f" R / media {[round(each, 2) for each in rates]}")  # fmt: skip
     assert statistics.median(sizes) == pytest.approx(1.0, abs=SIZE)
     assert all(each == pytest.approx(1.0, abs=RATE) for each in rates)
+
+
+@pytest.mark.parametrize("waves", [False, True])
+def test_a_flood_under_the_limits_as_found_shows_r(waves: bool) -> None:
+    """To an agent that only observes; but where the flood never fills the cache."""
+    known: Dict[str, float] = {}
+    for seed in drawn.seeds("work", 60):
+        scenario = drawn.host(seed)
+        if drawn.in_waves(scenario) is not waves:
+            continue
+        plant = scenario.plant(seed)
+        loop, full = Loop(POLICY, plant, Memory(mode=Mode.OBSERVE)), 0
+        while plant.now_s < scenario.floods[0].start_s + FOUND_S:
+            _, estimates, _ = loop.tick(1.0)
+            (found,) = estimates.values()
+            full += found.flooded and found.full
+        if full:
+            assert found.drain_rate is not None, scenario.name
+            known[scenario.name] = found.drain_rate / scenario.disks[0].drain
+    print(f"\n{len(known)} hosts, R / media {min(known.values()):.2f} to {max(known.values()):.2f}")
+    assert len(known) >= (18 if waves else 41)
+    assert all(each == pytest.approx(1.0, abs=RATE) for each in known.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -43,6 +43,7 @@ from writebackd.tuning import (
     LINK_SHARE,
     MARK,
     SEEK,
+    SEEK_MOST_S,
     SHARE_HALF_S,
     SHARE_LEAST,
     SHOWN_S,
@@ -212,13 +213,17 @@ NEW = DeviceMemory(baseline_s=IDLE_S, law=LawMemory(LIMIT, sought_rate=9 * R))
 
 def feed(
     memory: DeviceMemory, rates: Sequence[float], sync: Optional[SyncSample], limit: float = LIMIT,
-    in_force: bool = True, flooded: bool = True,
+    in_force: bool = True, flooded: bool = True, holds: Optional[float] = None,
+    held_back: bool = True,
 ) -> DeviceMemory:  # fmt: skip
-    """Ticks of half a second under `limit`, one for each of `rates`, all with the same syncs."""
+    """Ticks of half a second, one for each of `rates`, all with the same syncs.
+
+    The law asks for `limit`; what is in force is that, three times that, or what `holds`.
+    """
     memory = replace(memory, law=replace(memory.law, limit_bytes=limit))
+    holds = int(holds or (limit if in_force else 3 * limit))
     for rate in rates:
-        writes = Writes(rate, rate, flooded, True, flooded)
-        holds = int(limit if in_force else 3 * limit)
+        writes = Writes(rate, rate, flooded, held_back, flooded)
         memory = update_drain(writes, replace(BUSY, sync=sync), memory, holds, DT_S)
     return memory
 
@@ -335,6 +340,57 @@ def test_under_a_limit_that_is_not_the_laws_no_drain_rate_is_shown() -> None:
     assert shown(seconds(30, R), 0.7).drain_rate is None
     assert shown(seconds(30, R), 1.4).drain_rate is None
     assert shown(seconds(30, R), 1.1).drain_rate == pytest.approx(R, rel=1e-3)
+
+
+# As large as a search for R goes: whoever set it, such a limit holds no flood.
+LOOSE = math.ceil(SEEK_MOST_S * R)
+
+
+def test_a_full_cache_shows_r_under_a_limit_that_is_too_large_to_hold_the_flood() -> None:
+    """As found, where nothing is set yet or ever; the law asks for its own in vain."""
+    found = feed(NEW, seconds(SHOWN_S + 1.0, R), SLOW, holds=LOOSE)
+    assert found.drain_rate == pytest.approx(R, rel=0.05)
+    assert feed(NEW, seconds(SHOWN_S, R), SLOW, holds=LOOSE).drain_rate is None
+    assert feed(NEW, seconds(30, R), SLOW, holds=0.99 * LOOSE).drain_rate is None
+    assert feed(NEW, seconds(30, R), QUICK, holds=LOOSE).drain_rate is None
+    # Before the law has begun as well.
+    begun = feed(DeviceMemory(), seconds(30, R), SLOW, limit=0.0, holds=LOOSE)
+    assert begun.drain_rate == pytest.approx(R, rel=0.05)
+    # Nobody knows what a sync costs, nor what a limit of the law's lets in.
+    assert found.drain.price_s == 0.0
+    held = feed(found, seconds(10, R / 4), SLOW, limit=KNEE)
+    assert held.drain_rate == pytest.approx(R, rel=0.05)
+
+
+def test_where_no_limit_holds_a_writer_its_rate_is_not_the_disks() -> None:
+    slow = feed(NEW, seconds(30, R / 4), SLOW, holds=LOOSE, held_back=False)
+    assert slow.drain_rate is None
+    # Nor the last tick of a flood, in waves.
+    waves = feed(KNOWN, seconds(10, R), SLOW)
+    for _ in range(20):
+        waves = feed(waves, seconds(1, R), SLOW, holds=LOOSE)
+        waves = feed(waves, seconds(1, R / 9), SLOW, holds=LOOSE, held_back=False)
+    assert waves.drain_rate == R
+
+
+def test_r_follows_the_disk_under_such_a_limit() -> None:
+    known = feed(KNOWN, seconds(10, R), SLOW)
+    slower = feed(known, seconds(5 * GAIN_S, R / 2), SLOW, holds=LOOSE)
+    assert slower.drain_rate == pytest.approx(R / 2, rel=0.05)
+    # What let in the one lets in the other.
+    assert slower.drain.enough_bytes == pytest.approx(known.drain.enough_bytes / 2, rel=0.05)
+    faster = feed(slower, seconds(5 * GAIN_S, R), SLOW, holds=LOOSE)
+    assert faster.drain_rate == pytest.approx(R, rel=0.05)
+    # What a cache takes while it has room is not the disk's rate.
+    assert feed(known, seconds(30, 3 * R), QUICK, holds=LOOSE).drain_rate == R
+
+
+def test_the_few_syncs_under_such_a_limit_have_no_price() -> None:
+    """Of one or two a second a rate that varies by a tenth would be all the cost."""
+    memory = feed(KNOWN, seconds(10, R), SLOW)
+    for _ in range(30):
+        memory = feed(memory, [0.9 * R, 1.1 * R], syncs((1.0, 1)), holds=LOOSE)
+    assert memory.drain.lost_s == 0.0 and memory.drain.price_s == 0.0
 
 
 @pytest.mark.parametrize("part", [0.9, 0.8, 0.6])
@@ -579,13 +635,13 @@ def test_the_first_flood_shows_the_size_once_r_is_known() -> None:
     filled = feed(NEW, seconds(2, 3 * R), QUICK)
     filled = feed(filled, seconds(6, R), SLOW)
     assert filled.cache_bytes is None
-    known = drain.shown(filled)
+    known = drain.shown(filled, KNEE)
     assert known.cache_bytes == known.fill_bytes == pytest.approx(4 * R)
     assert known.first_ticks == ()
     # Less than half a second of R may be noise; what is known already is not replaced.
     noise = feed(NEW, seconds(1, 1.4 * R) + seconds(6, R), SLOW)
-    assert drain.shown(noise).cache_bytes is None
-    assert drain.shown(replace(filled, cache_bytes=7.0)).cache_bytes == 7.0
+    assert drain.shown(noise, KNEE).cache_bytes is None
+    assert drain.shown(replace(filled, cache_bytes=7.0), KNEE).cache_bytes == 7.0
 
 
 def test_full_again_without_having_been_empty_says_nothing_of_the_size() -> None:

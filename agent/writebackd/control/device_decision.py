@@ -21,7 +21,7 @@ from writebackd.estimate.drain import is_in_force, is_shown, shown
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
-from writebackd.tuning import BURST_S, RELEASE_S, SPEND, WAVE_S
+from writebackd.tuning import BURST_S, RELEASE_S, SEEK, SPEND, WAVE_S
 from writebackd.types.copying import replace
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory
@@ -115,7 +115,8 @@ def decide_device(
         if observing and rule is Rule.COMING:
             rule = Rule.OBSERVING
         if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
-            memory = shown(memory)
+            # The last step of the search brought next to nothing: the limit before was enough.
+            memory = shown(memory, (law.limit_bytes or 0.0) / SEEK)
             if memory.drain_rate is not None:
                 law, rule = found(law, memory.drain_rate, bounds, now_s)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)

@@ -3,9 +3,9 @@
 
 A write cache completes writes at link speed until it is full, so the highest rate seen is not what
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
-wait for the media once it has none.  So R is the flusher's rate under a full cache.  No limit of
-ours lowers it: only a rate under a limit that let in R before, or a larger one, counts against it;
-under a pace, a rate below that.
+wait for the media once it has none.  So R is the flusher's rate under a full cache, also where the
+limit is the one as found.  No limit of ours lowers it: only a rate under a limit that let in R
+before, or a larger one, counts against it; under a pace, a rate below that.
 
 What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
 takes media time of its own.  Seconds of R lost for each sync are the price of one.  Under a pace
@@ -36,6 +36,7 @@ from writebackd.tuning import (
     PAYS,
     PRICE_S,
     SEEK,
+    SEEK_MOST_S,
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
@@ -179,8 +180,10 @@ def update_drain(
         full_s = d.full_s  # nobody saw whether it still is
     else:
         full_s = d.full_s + (dt_s if full else -dt_s)
+    own = pace is not None or is_in_force(limit_bytes, memory)
     ticks = d.full_ticks if full else ()
-    if full and full_s > 1.0:  # in its first second the cache still takes some
+    # In its first second the cache still takes some; and a writer's own rate is not the disk's.
+    if full and full_s > 1.0 and (own or writes.held_back):
         ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(
@@ -193,7 +196,9 @@ def update_drain(
         limit_bytes=d.limit_bytes + (limit - d.limit_bytes) * weight,
         fastest_s=fastest,
     )
-    if r is None or not (is_in_force(limit_bytes, memory) or pace is not None):
+    if not own:
+        return _held_by_media(replace(memory, drain=d), limit_bytes, dt_s)
+    if r is None:
         return replace(memory, drain=d)
     fade = max(0.0, 1.0 - dt_s / PRICE_S)
     lost, syncs = d.lost_s * fade, d.syncs * fade + sync.count
@@ -237,6 +242,25 @@ def update_drain(
     return replace(memory, drain=d, drain_rate=r)
 
 
+def _held_by_media(memory: DeviceMemory, limit_bytes: int, dt_s: float) -> DeviceMemory:
+    """R under a limit as found, or on the way down from there: too large to hold a flood.
+
+    It is at least as large as the last one of a search for R.
+    """
+    d, r = memory.drain, memory.drain_rate
+    if not is_shown(d, dt_s):
+        return memory
+    full_rate = d.full_rate
+    if limit_bytes < SEEK_MOST_S * (r or full_rate):
+        return memory
+    if r is None:
+        return shown(memory, d.enough_bytes)
+    now = r + (full_rate - r) * min(1.0, dt_s / GAIN_S)
+    return replace(
+        memory, drain=replace(d, enough_bytes=d.enough_bytes * now / r), drain_rate=now
+    )
+
+
 def is_shown(d: Drain, dt_s: float) -> bool:
     """Whether a full cache has lasted for long enough to show R."""
     return len(d.full_ticks) >= _shown_ticks(dt_s)
@@ -254,13 +278,11 @@ def unpriced(d: Drain) -> Drain:
     return replace(d, lost_s=0.0, syncs=d.sync_rate * PRICE_S / 2)
 
 
-def shown(memory: DeviceMemory) -> DeviceMemory:
+def shown(memory: DeviceMemory, enough_bytes: float) -> DeviceMemory:
     """R as a full cache has shown it; its first seconds may have been filling.
 
-    The search ended since its last step brought next to nothing: so the limit before was enough.
-    What a sync costs is not known then.
+    A limit of `enough_bytes` is known to let in R.  What a sync costs is not known then.
     """
     d = memory.drain
-    enough = (memory.law.limit_bytes or 0.0) / SEEK
-    memory = replace(memory, drain=replace(unpriced(d), enough_bytes=enough))
+    memory = replace(memory, drain=replace(unpriced(d), enough_bytes=enough_bytes))
     return with_drain_rate(memory, min(d.rate, d.full_rate))

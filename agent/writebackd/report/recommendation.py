@@ -268,9 +268,8 @@ def _advice(
 def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
     """R, and when it was seen last.
 
-    By writebackd's own estimate, which it has once it set limits and the cache was full; else by
-    what floods got, best under the limit as found, where the disk alone held them; else as it was
-    learned before.
+    By writebackd's own estimate, which it has once the cache was full; else by what floods got,
+    best under the limit as found, where the disk alone held them; else as it was learned before.
     """
     own = [row for row in rows if row.drain_rate]
     if own:
