@@ -197,7 +197,7 @@ def update_drain(
         fastest_s=fastest,
     )
     if not own:
-        return _held_by_media(replace(memory, drain=d), limit_bytes, dt_s)
+        return _held_by_media(memory, d, limit_bytes, dt_s)
     if r is None:
         return replace(memory, drain=d)
     fade = max(0.0, 1.0 - dt_s / PRICE_S)
@@ -242,19 +242,18 @@ def update_drain(
     return replace(memory, drain=d, drain_rate=r)
 
 
-def _held_by_media(memory: DeviceMemory, limit_bytes: int, dt_s: float) -> DeviceMemory:
-    """R under a limit as found, or on the way down from there: too large to hold a flood.
+def _held_by_media(
+    memory: DeviceMemory, d: Drain, limit_bytes: int, dt_s: float
+) -> DeviceMemory:
+    """`memory` with `d`, and R under a limit as found, or on the way down from there.
 
-    It is at least as large as the last one of a search for R.
+    Such a limit holds no flood: it is at least as large as the last one of a search for R.
     """
-    d, r = memory.drain, memory.drain_rate
-    if not is_shown(d, dt_s):
-        return memory
-    full_rate = d.full_rate
-    if limit_bytes < SEEK_MOST_S * (r or full_rate):
-        return memory
+    r, full_rate = memory.drain_rate, d.full_rate
+    if not is_shown(d, dt_s) or limit_bytes < SEEK_MOST_S * (r or full_rate):
+        return replace(memory, drain=d)
     if r is None:
-        return shown(memory, d.enough_bytes)
+        return shown(replace(memory, drain=d), d.enough_bytes)
     now = r + (full_rate - r) * min(1.0, dt_s / GAIN_S)
     return replace(
         memory, drain=replace(d, enough_bytes=d.enough_bytes * now / r), drain_rate=now
