@@ -411,7 +411,7 @@ class FakeHost:
     """Ends the calibration at once, with a result."""
 
     def __init__(self, *_: Any) -> None:
-        self.closed = False
+        self.done: List[str] = []
 
     def make_ready(self) -> None:
         pass
@@ -422,8 +422,11 @@ class FakeHost:
     def own(self) -> Own:
         return Own()
 
+    def restore(self) -> None:
+        self.done.append("restore")
+
     def close(self) -> None:
-        self.closed = True
+        self.done.append("close")
 
 
 FOUND = Result(
@@ -438,7 +441,9 @@ FOUND = Result(
 def calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Any:
-    def run(result: Result, *words: str, device: Device = SDA, problem: str = "") -> Any:
+    def run(
+        result: Result, *words: str, device: Device = SDA, problem: str = "", host: Any = FakeHost
+    ) -> Any:
         def step(self: Calibration, *_: Any) -> Order:
             if problem == "interrupted":
                 raise KeyboardInterrupt
@@ -449,7 +454,7 @@ def calibrated(
         monkeypatch.setattr(verb, "in_force", lambda *_: POLICY)
         monkeypatch.setattr(verb, "device_of", lambda *_: device)
         monkeypatch.setattr(verb, "check_room", lambda *_: None)
-        monkeypatch.setattr(verb, "CalibrationHost", FakeHost)
+        monkeypatch.setattr(verb, "CalibrationHost", host)
         monkeypatch.setattr(Calibration, "step", step)
         monkeypatch.setattr(Calibration, "result", lambda _: result)
         code = ctl.main(["--runtime-dir", str(tmp_path), "calibrate", "--directory", "/srv",
@@ -503,6 +508,37 @@ def test_nothing_is_kept_of_what_is_not_whole_or_not_told_apart(
     assert told == code and answer["kept"] is None and answer["problems"]
     assert list(schema.problems(answer, schema.load("calibrate"))) == []
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize("failure", [None, OSError("no space"), KeyError("x")])
+def test_the_result_is_kept_before_a_daemon_may_start_and_with_the_limits_restored(
+    calibrated: Any, monkeypatch: pytest.MonkeyPatch, failure: Optional[Exception]
+) -> None:
+    hosts: List[FakeHost] = []
+
+    class Seen(FakeHost):
+        def __init__(self, *_: Any) -> None:
+            super().__init__()
+            hosts.append(self)
+
+    def keep(*_: Any) -> None:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        hosts[0].done.append("keep")
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(verb, "seed", keep)
+    before = signal.getsignal(signal.SIGINT)
+    if isinstance(failure, KeyError):
+        with pytest.raises(KeyError):
+            calibrated(FOUND, host=Seen)
+    else:
+        code, text = calibrated(FOUND, host=Seen)
+        assert code == GOOD
+        assert ("the result is not kept" in text) is (failure is not None)
+        assert ("kept      1 run" in text) is (failure is None)
+    assert hosts[0].done == ["restore", "keep", "close"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_budget_is_what_its_words_say(monkeypatch: pytest.MonkeyPatch, calibrated: Any) -> None:

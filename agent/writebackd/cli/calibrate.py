@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Cause
@@ -98,7 +97,7 @@ class _Course:
 
     def run(self) -> int:
         options, budget = self._options, self._calibration.budget
-        with ended_by_signals() as no_more:
+        with ended_by_signals(signal.SIGINT) as no_more:
             host = CalibrationHost(
                 options.directory, self._device, budget.write_bytes, self._policy,
                 options.runtime_dir,
@@ -110,23 +109,25 @@ class _Course:
                     f" in {clean(str(options.directory))}, for at most"
                     f" {formats.duration(budget.time_s)}; Ctrl-C ends it"
                 )
-                self._follow(host)
-            except KeyboardInterrupt:
-                self._calibration.problem = "interrupted"
+                try:
+                    self._follow(host)
+                except KeyboardInterrupt:
+                    self._calibration.problem = "interrupted"
+                no_more()
+                host.restore()
+                # Under the lock: a daemon that starts would read the old file, and write it again.
+                result = self._calibration.result()
+                problems = [*result.problems, *self._keep(result)]
             finally:
                 no_more()
-                with _uninterrupted():
-                    host.close()
-        result = self._calibration.result()
-        good = not result.problems
-        problems = [*result.problems, *(self._keep(result) if result.drain_rate else [])]
+                host.close()
         if self._options.json:
             show_json(self._as_json(result, problems))
         else:
             self._say("\n".join(self._lines(result, problems)))
         if self._calibration.problem == "interrupted":
             return _INTERRUPTED
-        return GOOD if good else BAD_NEWS
+        return BAD_NEWS if result.problems else GOOD
 
     def _follow(self, host: CalibrationHost) -> None:
         calibration, order = self._calibration, Order()
@@ -144,7 +145,7 @@ class _Course:
 
     def _keep(self, result: Result) -> List[str]:
         """For the daemon's next start and `recommend`; what went wrong with that."""
-        if self._calibration.problem:
+        if self._calibration.problem or not result.drain_rate:
             return []
         if self._device.identity is None:
             return ["nothing tells this disk apart from others, so the result is not kept"]
@@ -155,10 +156,9 @@ class _Course:
             None if result.limit_bytes is None else float(result.limit_bytes),
         )  # fmt: skip
         try:
-            self._kept = add(state / CALIBRATIONS, self._device.identity, run)
-            found = median(self._kept)
-            assert found is not None
-            seed(state / LEARNED, self._device.identity, found)
+            runs = add(state / CALIBRATIONS, self._device.identity, run)
+            seed(state / LEARNED, self._device.identity, median(runs) or run)
+            self._kept = runs
         except (OSError, ValueError) as error:
             return [f"the result is not kept in {state}: {error}"]
         return []
@@ -248,16 +248,6 @@ class _Course:
             },
             "problems": list(problems),
         }  # fmt: skip
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Another Ctrl-C is for nobody: loads may take a moment to end."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _figures(rung: Rung) -> Dict[str, Any]:

@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class CalibrationHost:
-    """Everything is given back by `close`, the limits first."""
+    """`restore` gives the limits back, `close` the rest, the lock included."""
 
     def __init__(
         self, directory: Path, device: Device, budget_bytes: int, policy: Policy, runtime_dir: Path
@@ -107,13 +107,18 @@ class CalibrationHost:
     def _excluded(self, device: Device) -> Optional[str]:
         return None if device.name == self._device.name else "not calibrated"
 
-    def close(self) -> None:
+    def restore(self) -> None:
         if self._holds:
             self._holds = False
             self._loads.stop()
             if all(action.ok for action in self._actuator.restore()):
                 self._lease.release()
-        self._open.close()
+
+    def close(self) -> None:
+        try:
+            self.restore()
+        finally:
+            self._open.close()
 
     # ---- ticks -------------------------------------------------------------
 

@@ -202,8 +202,8 @@ class _Course:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and SIGHUP as Ctrl-C, so that the daemon need not wait for the lease to run out.
+def ended_by_signals(*also: signal.Signals) -> Iterator[Callable[[], None]]:
+    """SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody need wait for the lease to run out.
 
     Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds
     the page not yet written. Gives what ends it. One that nohup ignores stays ignored.
@@ -217,7 +217,7 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
 
-    now = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    now = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, *also)}
     before = {each: handler for each, handler in now.items() if handler is not signal.SIG_IGN}
     for each in before:
         signal.signal(each, interrupt)
