@@ -56,6 +56,7 @@ class Host:
     other_floods: Sequence[Flood] = ()
     backings: Tuple[Backing, ...] = ()
     volume_syncs: int = 0  # a tick, of another volume on the disk
+    read_s: float = 0.0  # from the look at our counter to the probe's, every other tick
     policy: Policy = POLICY
     limits: List[int] = field(default_factory=list)  # of the ladder, as they were ordered
 
@@ -64,6 +65,7 @@ class Host:
         strangers = [LoadState(load) for load in self.others]
         calibration, order, written = Calibration(self.policy, "sda", budget), Order(), 0
         self.limits = []
+        done = 0
         mine: Dict[Optional[float], LoadState] = {}
         while calibration.phase is not Phase.DONE:
             plant.set_limits(order.limit_bytes, order.background_bytes)
@@ -83,7 +85,11 @@ class Host:
             written += sum(task.dirtied_bytes for task in sample.tasks) if order.flood else 0
             assert written <= budget.write_bytes + 2 * TICK_S * flood(self.disk).rate
             pids = () if self.other_floods else (DD,)
-            own = Own(sum(load.done for load in mine.values()), written, pids)
+            syncs = sum(load.done for load in mine.values())
+            slow = int(plant.now_s / TICK_S + 0.5) % 2 == 0
+            unsure = int((syncs - done) * self.read_s / TICK_S) if slow else 0
+            done = syncs
+            own = Own(syncs - unsure, unsure, written, pids)
             order = calibration.step(sample, own)
             limit = order.limit_bytes
             if calibration.phase is Phase.LADDER and limit and self.limits[-1:] != [limit]:
@@ -205,6 +211,20 @@ def test_it_does_not_begin_beside_another_volume_on_the_disk() -> None:
     calibration = Host(RAID, volume_syncs=10).calibrate()
     assert calibration.problem == "another process syncs on sda, 20 times a second"
     assert calibration.result().written_bytes == 0
+
+
+def test_syncs_while_the_probe_is_read_are_no_strangers() -> None:
+    # 2 000 a second and 0.1 s, as 20 000 and 10 ms: 200 of them may be in either tick.
+    disk = replace(RAID, baseline_s=35e-6)
+    calibration = Host(disk, read_s=0.1).calibrate()
+    assert calibration.problem is None
+    assert max(rung.sync_rate for rung in calibration.rungs) > 1500
+
+
+def test_a_few_syncs_of_a_stranger_show_on_a_slow_disk() -> None:
+    rare = SyncLoad(start_s=20.0, think_s=0.3)
+    calibration = Host(NO_CACHE, others=(rare,), read_s=0.01).calibrate()
+    assert calibration.problem is not None and "another process syncs" in calibration.problem
 
 
 def test_no_limit_is_above_the_ceiling() -> None:

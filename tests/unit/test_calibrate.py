@@ -410,6 +410,8 @@ def test_a_load_that_is_killed_is_told(tmp_path: Path, which: int) -> None:
 class FakeHost:
     """Ends the calibration at once, with a result."""
 
+    own = Own()
+
     def __init__(self, *_: Any) -> None:
         self.done: List[str] = []
 
@@ -418,9 +420,6 @@ class FakeHost:
 
     def tick(self, order: Order) -> Any:
         return None
-
-    def own(self) -> Own:
-        return Own()
 
     def restore(self) -> None:
         self.done.append("restore")

@@ -134,7 +134,7 @@ class _Course:
         host.make_ready()
         while calibration.phase is not Phase.DONE:
             before = calibration.phase
-            order = calibration.step(host.tick(order), host.own())
+            order = calibration.step(host.tick(order), host.own)
             if calibration.phase is not before:
                 self._tell_phase(before)
             for rung in calibration.rungs[self._shown :]:

@@ -53,6 +53,7 @@ class CalibrationHost:
         self._files, self._device = KernelFiles(), device
         self._last_s: Optional[float] = None
         self._holds = False  # lease and ledger
+        self.own = Own()  # what our loads had done at the last tick
         self._open = contextlib.ExitStack()
         try:
             # First, since it forks.
@@ -148,16 +149,15 @@ class CalibrationHost:
         self._last_s = now_s
         try:
             self._monitor.refresh()
+            syncs = self._loads.syncs
             sample = self._monitor.read(now_s, time.time(), dt_s, (), False, ())
         except (BpfError, OSError, ValueError) as error:
             raise Refused(f"cannot read kernel statistics: {error}") from None
+        loads = self._loads
+        self.own = Own(syncs, loads.syncs - syncs, loads.written_bytes, loads.pids)
         for write in self._actuator.foreign(sample.vm.limits):
             raise Refused(f"another process set {write.lever}={write.value}, which stays")
         return sample
-
-    def own(self) -> Own:
-        loads = self._loads
-        return Own(loads.syncs, loads.written_bytes, loads.pids)
 
     def _pass(self, seconds: float) -> None:
         """Let time pass, with the lease kept."""

@@ -37,8 +37,8 @@ TICK_S = 0.5
 # Seconds without any load, in which somebody else's shows; and of fsyncs alone.
 # Longer, and the media would be busy with their blocks when the flood begins.
 WATCH_S, IDLE_S = 3.0, 1.0
-# Syncs in the watch that are nobody's commits: journald makes one in minutes.
-FEW = 1
+# Syncs in the watch that are nobody's commits: journald makes one in minutes.  Later, a second.
+FEW, FEW_RATE = 1, 1.0
 # Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
 SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
 # Seconds, at most, in which a cache that a small limit has drained is filled again.
@@ -169,7 +169,6 @@ class Calibration:
         Also by another volume on it. Over the watch, and later over the last ten seconds, about.
         """
         here = [each for each in sample.devices if _share_disks(each.device, seen.device)]
-        # The two are read one after the other: what one tick has too many the next has too few.
         counted = sum(each.sync.count for each in here if each.sync is not None)
         syncs = float(counted - (own.syncs - self._own.syncs))
         names = {each.device.name for each in here}
@@ -188,8 +187,10 @@ class Calibration:
         self._strange = (span_s, all_syncs, all_bytes)
         if span_s < WATCH_S - TICK_S / 2:
             return None
-        few = self.policy.objective.min_sync_rate * span_s
-        if all_syncs >= few or (self.phase is Phase.WATCH and all_syncs > FEW):
+        few = FEW if self.phase is Phase.WATCH else FEW_RATE * span_s
+        # Ours that ended while the probe was read: rate x time of that.  The next tick has too few
+        # of them, so that only the last tick's count.
+        if all_syncs > few + own.unsure:
             rate = formats.count(all_syncs / span_s)
             return f"another process syncs on {self.device}, {rate} times a second"
         if all_bytes / span_s >= FLOOD_RATE:

@@ -30,7 +30,8 @@ class Budget:
 class Own:
     """What our own loads did since they were started."""
 
-    syncs: int = 0
+    syncs: int = 0  # as the probe began to be read
+    unsure: int = 0  # that ended while it was: counted in this tick or in the next
     written_bytes: int = 0  # by the flood, into memory
     pids: Tuple[int, ...] = ()
 
