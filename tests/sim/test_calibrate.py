@@ -65,7 +65,7 @@ class Host:
         strangers = [LoadState(load) for load in self.others]
         calibration, order, written = Calibration(self.policy, "sda", budget), Order(), 0
         self.limits = []
-        done = 0
+        busy_s, done = 0.0, 0
         mine: Dict[Optional[float], LoadState] = {}
         while calibration.phase is not Phase.DONE:
             plant.set_limits(order.limit_bytes, order.background_bytes)
@@ -88,8 +88,9 @@ class Host:
             syncs = sum(load.done for load in mine.values())
             slow = int(plant.now_s / TICK_S + 0.5) % 2 == 0
             unsure = int((syncs - done) * self.read_s / TICK_S) if slow else 0
+            busy_s += TICK_S - (syncs - done) * wait_s if wait_s is not None else 0.0
             done = syncs
-            own = Own(syncs - unsure, unsure, written, pids)
+            own = Own(syncs - unsure, unsure, busy_s, written, pids)
             order = calibration.step(sample, own)
             limit = order.limit_bytes
             if calibration.phase is Phase.LADDER and limit and self.limits[-1:] != [limit]:
@@ -180,10 +181,8 @@ def test_of_drawn_disks_it_is_right_or_says_that_it_is_not() -> None:
     for name, found in own.items():
         print(f"the host's own loads, {name}: {drawn._geometric(found):.2f} in the mean, worst"
               f" {min(found):.2f}, of {len(found)}")
-    # Measured, on these: 26 of 30, 11 of 13, 23 of 28.  The others have fsyncs that cost the media
-    # milliseconds each, which a disk of hundreds of MB/s does not do.
-    assert near >= 0.8 * len(rates)
-    assert sized >= 0.75 * len(caches)
+    assert near == len(rates)
+    assert sized >= 0.9 * len(caches)
     assert good >= 0.7 * len(shares)
 
 
@@ -218,13 +217,21 @@ def test_syncs_while_the_probe_is_read_are_no_strangers() -> None:
     disk = replace(RAID, baseline_s=35e-6)
     calibration = Host(disk, read_s=0.1).calibrate()
     assert calibration.problem is None
-    assert max(rung.sync_rate for rung in calibration.rungs) > 1500
+    assert max(rung.sync_rate for rung in calibration.rungs) > 2000
 
 
 def test_a_few_syncs_of_a_stranger_show_on_a_slow_disk() -> None:
     rare = SyncLoad(start_s=20.0, think_s=0.3)
     calibration = Host(NO_CACHE, others=(rare,), read_s=0.01).calibrate()
     assert calibration.problem is not None and "another process syncs" in calibration.problem
+
+
+def test_r_is_not_taken_while_the_media_take_earlier_blocks() -> None:
+    # 1.1 ms of the media for each fsync: a second of them at full speed took 7 s, in which the
+    # flood got a twentieth, and a limit after that rate would have kept R there.
+    disk = drawn.host(106).disks[0]
+    drain_rate = Host(disk, 106).calibrate().result().drain_rate
+    assert drain_rate == pytest.approx(disk.drain, rel=0.1)
 
 
 def test_no_limit_is_above_the_ceiling() -> None:

@@ -142,19 +142,21 @@ class CalibrationHost:
         failed = next((each for each in actions if not each.ok), None)
         if failed is not None:
             raise Refused(f"{failed.lever}: {failed.error}")
-        self._loads.order(order.flood, order.sync_wait_s, order.limit_bytes or 0)
+        loads = self._loads
+        loads.order(order.flood, order.sync_wait_s, order.limit_bytes or 0)
         self._pass(TICK_S)
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         dt_s = TICK_S if self._last_s is None else max(now_s - self._last_s, 1e-3)
         self._last_s = now_s
         try:
             self._monitor.refresh()
-            syncs = self._loads.syncs
+            syncs = loads.syncs
             sample = self._monitor.read(now_s, time.time(), dt_s, (), False, ())
         except (BpfError, OSError, ValueError) as error:
             raise Refused(f"cannot read kernel statistics: {error}") from None
-        loads = self._loads
-        self.own = Own(syncs, loads.syncs - syncs, loads.written_bytes, loads.pids)
+        self.own = Own(
+            syncs, loads.syncs - syncs, loads.sync_s, loads.written_bytes, loads.pids
+        )
         for write in self._actuator.foreign(sample.vm.limits):
             raise Refused(f"another process set {write.lever}={write.value}, which stays")
         return sample

@@ -31,7 +31,7 @@ ORDER_S = 5.0
 _END_S = 10.0  # for a process that is killed: one in the kernel ends when the disk lets it
 _PR_SET_PDEATHSIG = 1
 # Numbers of 64 bits, which both sides read and one writes.
-_FLOOD, _WAIT_NS, _WRITTEN, _SYNCS, _READY, _ERROR, _LIMIT, _UNTIL_NS = range(8)
+_FLOOD, _WAIT_NS, _WRITTEN, _SYNCS, _SYNC_NS, _READY, _ERROR, _LIMIT, _UNTIL_NS = range(9)
 _NO_SYNCS = -1
 
 
@@ -104,9 +104,11 @@ class Loads:
             if wait_ns == _NO_SYNCS or self._is_stale():
                 time.sleep(_IDLE_S)
                 continue
+            began_ns = time.monotonic_ns()
             os.pwrite(file, piece[:_COMMIT], chance.randrange(blocks) * _COMMIT)
             os.fsync(file)
             shared[_SYNCS] += 1
+            shared[_SYNC_NS] += time.monotonic_ns() - began_ns
             if wait_ns:
                 time.sleep(wait_ns / 1e9)
 
@@ -132,6 +134,11 @@ class Loads:
     @property
     def syncs(self) -> int:
         return self._shared[_SYNCS]
+
+    @property
+    def sync_s(self) -> float:
+        """What they took, and the writes before them."""
+        return self._shared[_SYNC_NS] / 1e9
 
     @property
     def written_bytes(self) -> int:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Calibrates a disk tick by tick: idle, a flood that fills its cache, a ladder of limits.  Pure.
 
-R and the size of the cache are those of estimate/: the daemon's own core sets the limits until R is
-known and has settled.  Only then does a ladder of fixed limits begin, above the knee: under a limit
-below it the cache drains, and the next one would seem better than it is.  It goes down until less
-is worse, and up while more is better.
+The daemon's own core raises the limit until a full cache shows a rate.  That limit is held until
+the rate has settled, which is R: under a smaller one the cache drains, and nothing tells any more
+whether R moves.  A ladder of fixed limits then begins above the knee, goes down until less is
+worse, and up while more is better.
 """
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName
@@ -26,7 +27,7 @@ from writebackd.policy.schema import Policy
 from writebackd.report.recommendation import stepped
 from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
 from writebackd.trial.ladder import Rung, beyond_these, next_limit
-from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, SHOWN_S
+from writebackd.tuning import FIRST_S, FLOOD_RATE, GRAIN_BYTES, SHOWN_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
@@ -34,24 +35,23 @@ from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import Device
 
 TICK_S = 0.5
-# Seconds without any load, in which somebody else's shows; and of fsyncs alone.
-# Longer, and the media would be busy with their blocks when the flood begins.
-WATCH_S, IDLE_S = 3.0, 1.0
+# Seconds without any load, in which somebody else's shows; and of fsyncs alone, with a pause after
+# each: the media may take milliseconds for its block, and would be busy with them for long when
+# the flood begins.
+WATCH_S, IDLE_S, IDLE_WAIT_S = 3.0, 1.0, 1e-3
 # Syncs in the watch that are nobody's commits: journald makes one in minutes.  Later, a second.
 FEW, FEW_RATE = 1, 1.0
-# Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
-SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
+# Seconds in which the kernel follows a limit by nine tenths.
+SETTLE_S = 3.0
 # Seconds, at most, in which a cache that a small limit has drained is filled again.
 REFILL_S = 10.0
 # Seconds of each limit that are judged.  A controller destages the blocks of the fsyncs every 9 s.
 LEAST_JUDGED_S, MOST_JUDGED_S = 3.0, 9.0
 RUNGS = 5  # that the time is parted by
 ENOUGH_S = 100.0  # of R, for all of it
-ABOVE = 1.5  # times the law's limit, where the ladder begins
-# Seconds for which R has moved by no more than a share: then it is the disk's.  A controller
-# destages the blocks of fsyncs every 9 s, and takes nothing else meanwhile; less where a part of
-# the budget is less.
-STEADY_S, STEADY_LEAST_S, STEADY_PART, STEADY = 9.0, 5.0, 0.25, 0.03
+# Seconds of a full cache whose median rate is R, and what their halves may differ by.  A controller
+# destages the blocks of fsyncs every 9 s, and the flood gets a small part meanwhile.
+STEADY_S, STEADY = 9.0, 0.1
 # Seconds between two fsyncs while the cache fills, and times an unloaded one at least: more would
 # take the media's time from the flood, and fewer would not tell whether it is full.
 FILL_WAIT_S, FILL_WAITS = 0.02, 20.0
@@ -80,11 +80,13 @@ class Calibration:
     _own: Own = field(default_factory=Own)
     _strange: Tuple[float, float, float] = (0.0, 0.0, 0.0)  # seconds, fsyncs, bytes of others
     idle: Rung = field(default_factory=lambda: Rung(0))
-    _fill: Tuple[Tuple[float, float], ...] = ()  # (rate, seconds) of the flood until R settled
-    _known: Tuple[Tuple[float, float], ...] = ()  # (time, R)
+    _fill: Tuple[Tuple[float, float], ...] = ()  # (rate, seconds) of the flood until it was full
+    _held_bytes: int = 0  # the limit under which it was full
+    _full: Tuple[float, ...] = ()  # its rates under the held limit, while full
+    _tau_s: float = FIRST_S  # at most: limit / tau is let in, and the kernel follows slowly
     _r: float = 0.0  # R, once it has settled; fsyncs at full speed take from it
     wait_s: float = 0.0  # between two fsyncs in the ladder
-    _room: float = 0.0  # bytes that the cache has drained since it was full
+    _is_full: bool = False  # the cache, as fsyncs tell
     _refills: bool = False
     _rung: Rung = field(default_factory=lambda: Rung(0))
     rungs: List[Rung] = field(default_factory=list)
@@ -119,33 +121,34 @@ class Calibration:
         wrong = self._wrong_array(sample) or self._stranger(sample, seen, found, own)
         if wrong:
             return self._stopped(wrong)
-        syncs = own.syncs - self._own.syncs
+        syncs, busy_s = own.syncs - self._own.syncs, own.sync_s - self._own.sync_s
         self._own = own
-        self._take(seen, found, syncs, sample.dt_s)
+        self._take(seen, found, syncs, busy_s, sample)
         self._go_on(sample)
-        if self.phase is Phase.FILL:
-            wait_s = max(FILL_WAIT_S, FILL_WAITS / max(self.idle.sync_rate, 1.0))
-            limit = decision.limit_bytes or int(self.policy.limits.rest_bytes)
-            background = decision.background_bytes or int(limit * self.policy.limits.background)
-            return Order(True, wait_s, limit, background)
-        if self.phase is Phase.LADDER:
-            limit = self._in_force
-            return Order(True, self.wait_s, limit, int(limit * self.policy.limits.background))
-        return Order(sync_wait_s=0.0 if self.phase is Phase.IDLE else None)
+        if self.phase in (Phase.FILL, Phase.LADDER):
+            wait_s = self.wait_s
+            if self.phase is Phase.FILL:
+                wait_s = max(FILL_WAIT_S, FILL_WAITS / max(self.idle.sync_rate, 1.0))
+            rest = int(self.policy.limits.rest_bytes)
+            limit = self._in_force or decision.limit_bytes or rest
+            return Order(True, wait_s, limit, int(limit * self.policy.limits.background))
+        return Order(sync_wait_s=IDLE_WAIT_S if self.phase is Phase.IDLE else None)
 
     def _under_ours(self, memory: Memory) -> Memory:
-        """So that the estimators take the limit of the ladder for the one that was asked for."""
-        if self.phase is not Phase.LADDER:
+        """So that the estimators take our limit for the one that was asked for."""
+        limit = self._in_force
+        if not limit:
             return memory
-        known, limit = memory.devices[self.device], self._in_force
+        known = memory.devices[self.device]
         law = replace(known.law, limit_bytes=float(limit))
         devices = {**memory.devices, self.device: replace(known, law=law)}
         return replace(memory, devices=devices, pin_bytes=limit)
 
     @property
     def _in_force(self) -> int:
-        """The limit of the ladder, or its largest, which fills the cache before."""
-        return self._top if self._refills else self._rung.limit_bytes
+        """Our limit, or the one that filled the cache, to do so again; 0: the law's."""
+        refills = self._refills or self.phase is Phase.FILL
+        return self._held_bytes if refills else self._rung.limit_bytes
 
     def _stopped(self, why: str) -> Order:
         self.phase, self.problem = Phase.DONE, why
@@ -199,18 +202,23 @@ class Calibration:
             return f"{who or 'another process'} writes {rate}/s to {self.device}"
         return None
 
-    def _take(self, seen: DeviceSample, found: Estimate, syncs: int, dt_s: float) -> None:
+    def _take(
+        self, seen: DeviceSample, found: Estimate, syncs: int, busy_s: float, sample: Sample
+    ) -> None:
         """This tick's figures, where they count."""
-        past_s = self._now_s - self._phase_s
-        if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
-            self.idle = self.idle.with_tick(seen, found, syncs, dt_s)
+        dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
+        self._is_full = found.full
+        if self.phase is Phase.IDLE:
+            self.idle = self.idle.with_tick(seen, found, syncs, busy_s)
         elif self.phase is Phase.FILL:
+            if self._held_bytes:
+                self._full = (*self._full, found.rate) if found.full else ()
+                return
             self._fill = (*self._fill, (found.rate, dt_s))
             if found.drain_rate is not None:
-                self._known = (*self._known, (self._now_s, found.drain_rate))
-        elif self.phase is Phase.LADDER:
-            room = self._room + (self._r - found.rate) * dt_s
-            self._room = min(max(0.0, room), self._cache(self._r) or 0.0)
+                self._held_bytes = sample.vm.limits.dirty_bytes
+            elif found.held_back and not found.full:
+                self._tau_s = min(self._tau_s, sample.vm.limits.dirty_bytes / max(found.rate, 1.0))
         settled = past_s - dt_s >= SETTLE_S - dt_s / 2 and not self._refills
         if self.phase is Phase.LADDER and settled:
             if self._own.written_bytes >= self.budget.write_bytes:
@@ -228,34 +236,28 @@ class Calibration:
         elif self.phase is Phase.FILL:
             if self._is_steady():
                 self._enter(Phase.LADDER)
-                known = self._memory.devices[self.device]
-                self._r = known.drain_rate or 1.0
-                # What the law has come to is the knee within a factor of two, mostly.
-                price_s = known.drain.price_s
+                self._r = _usual(self._full)
+                price_s = self._memory.devices[self.device].drain.price_s
                 if self.idle.sync_rate * price_s > 1.0:
                     self.wait_s = price_s / PRICED - 1.0 / self.idle.sync_rate
-                first = stepped(ABOVE * (known.law.limit_bytes or 0.0))
                 floor, ceiling = self._bounds(sample)
-                self._rung = Rung(min(max(first, floor), ceiling))
+                self._rung = Rung(min(max(stepped(self._tau_s * self._r), floor), ceiling))
             elif self._left_s() <= 0.0:
                 self._enter(Phase.DONE)
         elif self.phase is Phase.LADDER and self._refills:
-            if not self._room or past_s >= REFILL_S:
+            if self._is_full or min(REFILL_S - past_s, self._left_s()) <= 0.0:
                 self._refills = False
                 self._enter(Phase.LADDER)
         elif self.phase is Phase.LADDER and self._is_judged():
             if self._rung.seconds:  # or the budget ended before
                 self.rungs.append(self._rung)
-                if self._rung.is_full and self._rung.limit_bytes == self._low:
-                    # No smaller one has drained the cache: the media took that.
-                    self._r = max(self._r, self._rung.flood_rate)
             limit = self._next_limit(sample)
             if limit is None or self._left_s() < SETTLE_S + LEAST_JUDGED_S:
                 self._enter(Phase.DONE)
                 self._end = self._bound(sample) if limit is not None else ""
             else:
                 self._enter(Phase.LADDER)
-                self._refills = limit > self._rung.limit_bytes and self._room > 0.0
+                self._refills = limit > self._rung.limit_bytes and not self._is_full
                 self._rung = Rung(limit)
 
     def _enter(self, phase: Phase) -> None:
@@ -299,22 +301,17 @@ class Calibration:
         return floor, max(floor, ceiling)
 
     def _is_steady(self) -> bool:
-        """Whether R is known for long enough, and moves no more."""
-        if not self._known:
-            return False
-        since_s = self._known[0][0]
-        left_s = self._left_s() + self._now_s - since_s
-        lasts_s = min(STEADY_S, max(STEADY_LEAST_S, STEADY_PART * left_s))
-        if self._now_s - since_s < lasts_s:
-            return False
-        rates = [rate for time_s, rate in self._known if time_s >= self._now_s - lasts_s]
-        return max(rates) <= (1 + STEADY) * min(rates)
+        """Whether a full cache has taken the same for long enough."""
+        half = round(STEADY_S / 2 / TICK_S)
+        self._full = self._full[-2 * half :]
+        before, after = _usual(self._full[:half]), _usual(self._full[half:])
+        return len(self._full) == 2 * half and abs(after - before) <= STEADY * before
 
     def _left_s(self) -> float:
         """Of the time, and of the bytes at the rate of the flood."""
         assert self._began_s is not None
         left_bytes = self.budget.write_bytes - self._own.written_bytes
-        rate = self._known[-1][1] if self._known else max((r for r, _ in self._fill), default=1.0)
+        rate = _usual(self._full) if self._full else max((r for r, _ in self._fill), default=1.0)
         return min(
             self.budget.time_s - (self._now_s - self._began_s), left_bytes / max(rate, 1.0)
         )
@@ -360,22 +357,26 @@ class Calibration:
 
     def _last_rate(self) -> float:
         """The flood's, over its last seconds."""
-        ticks = self._fill[-round(SHOWN_S / TICK_S):]
-        return sum(rate * seconds for rate, seconds in ticks) / sum(s for _, s in ticks)
+        rates = (*(rate for rate, _ in self._fill), *self._full)[-round(SHOWN_S / TICK_S) :]
+        return statistics.fmean(rates)
 
     def _problems(self, r: Optional[float]) -> List[str]:
         if self.problem:
             return [self.problem]
         if r is None and self._fill:
-            took = sum(rate * seconds for rate, seconds in self._fill)
-            seconds = sum(seconds for _, seconds in self._fill)
-            state = "its rate had not settled" if self._known else "the write cache was not full"
+            seconds = self._now_s - (self._began_s or 0.0) - WATCH_S - IDLE_S
+            took, moves = formats.size(self._own.written_bytes), self._held_bytes
+            state = "its rate had not settled" if moves else "the write cache was not full"
             return [
-                f"after {formats.size(took)} in {formats.duration(seconds)} {state}:"
+                f"after {took} in {formats.duration(seconds)} {state}:"
                 f" the drain rate is at most {formats.size(self._last_rate())}/s:"
                 f" {_more(self._last_rate())}"
             ]
         return [self._end] if self._end else []
+
+
+def _usual(rates: Sequence[float]) -> float:
+    return statistics.median(rates) if rates else 0.0
 
 
 def _share_disks(one: Device, other: Device) -> bool:

@@ -32,6 +32,7 @@ class Own:
 
     syncs: int = 0  # as the probe began to be read
     unsure: int = 0  # that ended while it was: counted in this tick or in the next
+    sync_s: float = 0.0  # that they took, and the writes before them
     written_bytes: int = 0  # by the flood, into memory
     pids: Tuple[int, ...] = ()
 
