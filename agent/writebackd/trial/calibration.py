@@ -279,18 +279,9 @@ class Calibration:
         beyond = beyond_these(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
         if beyond is None:
             return ""
-        smaller = beyond < self._low
-        size = formats.size(self._low if smaller else self._top)
-        bound = f"at {'most' if smaller else 'least'} {size}"
-        return f"the best limit is {bound}: {_more(self._r)}"
-
-    @property
-    def _low(self) -> int:
-        return min(each.limit_bytes for each in self.rungs)
-
-    @property
-    def _top(self) -> int:
-        return max(each.limit_bytes for each in self.rungs)
+        tried = [each.limit_bytes for each in self.rungs]
+        word, bound = ("most", min(tried)) if beyond < min(tried) else ("least", max(tried))
+        return f"the best limit is at {word} {formats.size(bound)}: {_more(self._r)}"
 
     def _bounds(self, sample: Sample) -> Tuple[int, int]:
         """Floor and ceiling: those of the policy, as far as kernel and memory allow."""
