@@ -41,8 +41,8 @@ TICK_S = 0.5
 WATCH_S, IDLE_S, IDLE_WAIT_S = 3.0, 1.0, 1e-3
 # Syncs in the watch that are nobody's commits: journald makes one in minutes.  Later, a second.
 FEW, FEW_RATE = 1, 1.0
-# Seconds in which the kernel follows a limit by nine tenths.
-SETTLE_S = 3.0
+# Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
+SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
 # Seconds, at most, in which a cache that a small limit has drained is filled again.
 REFILL_S = 10.0
 # Seconds of each limit that are judged.  A controller destages the blocks of the fsyncs every 9 s.
@@ -208,7 +208,7 @@ class Calibration:
         """This tick's figures, where they count."""
         dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
         self._is_full = found.full
-        if self.phase is Phase.IDLE:
+        if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
             self.idle = self.idle.with_tick(seen, found, syncs, busy_s)
         elif self.phase is Phase.FILL:
             if self._held_bytes:
