@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("calibrate needs root: try again with sudo", NOT_PERMITTED)
     options.json = options.json or options.format == "json"
     directory: Path = options.directory
+    if not directory.is_dir():
+        raise CommandError(f"calibrate: {directory} is not a directory", USAGE)
     try:
         # The flood writes whole pieces.
         budget = Budget(parse_size(options.budget) // BLOCK_BYTES * BLOCK_BYTES, options.time)
