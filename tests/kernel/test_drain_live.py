@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 
 from tests.installed import make_install
 from tests.kernel.fault_rig import AGENT, is_alive, limits, limits_kept, wait_for
-from tests.kernel.scratch import Scratch, scratch_disk
+from tests.kernel.scratch import Scratch, run, scratch_disk
 from tests.kernel.system import booted, why_not
 from tests.kernel.test_daemon import Running, start, untouched  # noqa: F401 (fixtures)
 
@@ -35,16 +36,16 @@ def disk() -> Iterator[Scratch]:
 
 # shutdown.target refuses to be started by hand. Without a service after it nothing powers off.
 DOWN = "[Unit]\nDefaultDependencies=no\nRequires=shutdown.target\n"
-Start = Callable[[], Running]
+Start = Callable[..., Running]
 
 
 @pytest.fixture
 def draining(start: Callable[..., Running], disk: Scratch, tmp_path: Path) -> Start:  # noqa: F811
     """Starts a daemon that manages the disk alone."""
 
-    def starter() -> Running:
+    def starter(*options: str) -> Running:
         (tmp_path / "mine.conf").write_text(POLICY)
-        daemon = start("--device", disk.device, "--policy", str(tmp_path / "mine.conf"))
+        daemon = start("--device", disk.device, "--policy", str(tmp_path / "mine.conf"), *options)
         wait_for(lambda: daemon.device(disk.device))
         return daemon
 
@@ -95,8 +96,6 @@ def client(daemon: Running, tmp_path: Path) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-
-
 def lowered(daemon: Running) -> None:
     """Waits for limits on their way to the floor: they follow what all of the host has dirty."""
     wait_for(lambda: daemon.status()["limits"]["goal_bytes"] == FLOOR)
@@ -119,6 +118,52 @@ def test_what_was_dirty_is_on_the_disk_and_the_limits_are_back(
     history = daemon.ctl("history")[1]["events"]
     texts = [each["text"] for each in history if each["kind"] == "drain"]
     assert texts == [f"drain of {disk.device} by uid 0", "drain ended by uid 0"]
+
+
+@contextlib.contextmanager
+def elsewhere(mountpoint: Path) -> Iterator[None]:
+    """Mounted in another mount namespace alone."""
+    (source,) = {
+        line.split()[0] for line in Path("/proc/mounts").read_text().splitlines()
+        if line.split()[1] == str(mountpoint)
+    }  # fmt: skip
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        holder.stdout.readline()
+        run("umount", str(mountpoint))
+        try:
+            yield
+        finally:
+            run("mount", source, str(mountpoint))
+            holder.stdin.close()
+
+
+@contextlib.contextmanager
+def hidden(mountpoint: Path) -> Iterator[None]:
+    """Below another mount on the same directory."""
+    run("mount", "-t", "tmpfs", "none", str(mountpoint))
+    try:
+        yield
+    finally:
+        run("umount", str(mountpoint))
+
+
+@pytest.mark.parametrize("placed", [elsewhere, hidden])
+def test_a_filesystem_that_no_path_leads_to_is_on_the_disk(
+    draining: Start, disk: Scratch,
+    placed: Callable[[Path], "contextlib.AbstractContextManager[None]"],
+) -> None:  # fmt: skip
+    daemon = draining("--mode", "observe")  # under a limit at the floor the kernel writes it out
+    assert disk.mountpoint is not None
+    parts = not_yet_on(disk)
+    with placed(disk.mountpoint):
+        before = on_disk(disk, parts)
+        code, answer, _ = daemon.ctl("drain", disk.device, "--timeout", "120s")
+        after = on_disk(disk, parts)
+    print(f"\n{before}, then {after} of {len(parts)}")
+    assert (code, answer["outcome"], answer["problems"]) == (0, "clean", [])
+    assert after == len(parts)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])

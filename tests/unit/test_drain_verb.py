@@ -80,9 +80,9 @@ class Daemon(Served):
             replace(self.shown, sample=sample, estimates={"sda": estimate}, totals=totals)
         )
 
-    def without_filesystem(self) -> None:
+    def with_filesystems(self, *filesystems: Tuple[str, str, str]) -> None:
         (seen,) = self.shown.sample.devices
-        raw = replace(seen, device=replace(seen.device, filesystems=()))
+        raw = replace(seen, device=replace(seen.device, filesystems=filesystems))
         self.shown = replace(self.shown, sample=replace(self.shown.sample, devices=(raw,)))
 
     @property
@@ -93,13 +93,16 @@ class Daemon(Served):
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sync").write_text(SYNC.format(here=tmp_path))
-    (tmp_path / "bin/sync").chmod(0o755)
+    for name in ("sync", "blockdev"):
+        (tmp_path / "bin" / name).write_text(SYNC.format(here=tmp_path))
+        (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     for name in ("_ASK_S", "_LINE_S"):
         monkeypatch.setattr(drain_module, name, 0.02)
     for name in ("_DEV", "_BLOCK"):  # this host may have an sda
         monkeypatch.setattr(drain_children, name, tmp_path / name)
+    # The filesystems of the samples are not those of this host.
+    monkeypatch.setattr(drain_module, "is_mounted", lambda mount, devno: mount != "/hidden")
     return tmp_path
 
 
@@ -114,12 +117,18 @@ def daemon(here: Path) -> Iterator[Daemon]:
 Run = Callable[..., Tuple[int, str, str]]
 
 
-def nodes_of_sda(here: Path) -> str:
-    """Of it and its only partition; the line that sync is called with."""
+def called(here: Path) -> List[str]:
+    """With what sync and blockdev were, sorted."""
+    return sorted((here / "called").read_text().splitlines())
+
+
+def nodes_of_sda(here: Path) -> List[str]:
+    """Of it and its only partition; the lines that blockdev and sync are called with."""
     for path in ("_DEV/sda", "_DEV/sda1", "_BLOCK/sda/sda1/partition", "_BLOCK/sda/queue/x"):
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).touch()
-    return f"-- {here}/_DEV/sda {here}/_DEV/sda1"
+    nodes = f"{here}/_DEV/sda {here}/_DEV/sda1"
+    return [f"-- {nodes}", f"--flushbufs {nodes}"]
 
 
 @pytest.fixture
@@ -144,8 +153,7 @@ def test_each_filesystem_of_the_devices_is_synced_and_the_limits_released(
     (here / "go").touch()
     code, out, err = run("sda", "--json")
     assert (code, err) == (0, "")
-    assert sorted((here / "called").read_text().splitlines()) == [
-        "-f -- /", "-f -- /var/lib/postgresql"]
+    assert [line for line in called(here) if line] == ["-f -- /", "-f -- /var/lib/postgresql"]
     assert daemon.orders[0] == {"order": "start", "devices": ["sda"]}
     assert daemon.named[1] == "renew" and daemon.named[-1] == "end"
     assert all(each["number"] == NUMBER for each in daemon.orders[1:])
@@ -220,40 +228,49 @@ def test_an_error_after_the_start_releases_the_limits(
     assert daemon.named[-1] == "end" and "hold" not in daemon.named
 
 
-def test_a_disk_without_a_filesystem_is_synced_by_its_nodes(
+def test_nodes_are_synced_with_whatever_filesystem_is_on_them(
     daemon: Daemon, run: Run, here: Path
 ) -> None:
-    daemon.without_filesystem()
-    line = nodes_of_sda(here)
+    """One of another partition, of another mount namespace, or hidden by another mount."""
+    lines = nodes_of_sda(here)
     (here / "go").touch()
     code, out, _ = run("--json")
     assert code == 0 and answer(out)["clean"]
-    assert (here / "called").read_text() == f"{line}\n"
-    (here / "_DEV/sda1").unlink()
-    assert run()[0] == 1  # one is missing
-
-
-def test_pages_of_a_partition_beside_a_mounted_one_are_synced_as_well(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    line = nodes_of_sda(here)
-    (here / "go").touch()
+    assert called(here) == [*lines, "-f -- /", "-f -- /var/lib/postgresql"]
+    (here / "called").unlink()
+    daemon.with_filesystems(("8:1", "ext4", "/hidden"))
     assert run("--json")[0] == 0
-    assert sorted((here / "called").read_text().splitlines()) == [
-        line, "-f -- /", "-f -- /var/lib/postgresql"]
+    assert called(here) == lines  # what hides it is another's
 
 
-def test_a_disk_without_filesystem_and_node_is_not_clean(
-    daemon: Daemon, run: Run, here: Path
+BTRFS = ("0:33", "btrfs", "/srv")
+
+
+@pytest.mark.parametrize("filesystems, synced", [
+    ([], [""]), ([("8:1", "ext4", "/srv")], ["", "-f -- /srv"]),  # a partition's alone
+    ([("8:0", "ext4", "/srv")], ["-f -- /srv"]), ([BTRFS], ["-f -- /srv"]),
+    ([("8:0", "ext4", "/hidden")], [""]), ([(*BTRFS[:2], "/hidden")], [""]),
+])  # fmt: skip
+def test_all_of_the_host_is_synced_where_a_disk_cannot_be_alone(
+    daemon: Daemon, run: Run, here: Path, filesystems: List[Tuple[str, str, str]],
+    synced: List[str],
 ) -> None:
-    daemon.without_filesystem()
-    line = "sda: no filesystem mounted; its own pages are not synced"
-    code, out, _ = run()
-    assert code == 1 and "not clean, a device was not synced: " in out and f"\n  {line}\n" in out
-    found = answer(run("--json")[1])
-    assert (found["outcome"], found["clean"], found["page_cache_written"]) == (
-        "unsynced", False, False)
-    assert found["problems"] == [line] and not (here / "called").exists()
+    daemon.with_filesystems(*filesystems)
+    nodes_of_sda(here)
+    (here / "_DEV/sda1").unlink()  # one is missing
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert code == 0 and answer(out)["clean"] and called(here) == synced
+
+
+def test_a_mount_is_known_by_the_filesystem_that_it_leads_to(tmp_path: Path) -> None:
+    devnos = {
+        line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if line.split()[4] == "/proc"
+    }  # fmt: skip
+    assert [drain_children.is_mounted("/proc", each) for each in devnos].count(True) == 1
+    assert not drain_children.is_mounted("/proc", "8:1")
+    assert not drain_children.is_mounted(str(tmp_path / "none"), "8:1")
 
 
 def test_a_device_that_vanishes_is_not_clean(daemon: Daemon, run: Run, here: Path) -> None:
@@ -471,8 +488,8 @@ def test_ctrl_c_while_children_are_started_leaves_none(
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     code, _, _ = run()
-    assert code == 130 and daemon.named == ["start", "renew", "end"] and len(begun) == 3
-    assert [each.wait(timeout=20) for each in begun] == [-signal.SIGTERM] * 3
+    assert code == 130 and daemon.named == ["start", "renew", "end"] and len(begun) == 4
+    assert [each.wait(timeout=20) for each in begun] == [-signal.SIGTERM] * 4
 
 
 def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The programs that write out for a drain: sync(1), and dmsetup(8) for dm-writecache.
+"""The programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
 
 In children: syncfs(2) cannot be interrupted, nor can the flush of a cache, and a process with a
 thread in it does not end.
@@ -70,18 +70,49 @@ def interrupted_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def is_mounted(mount: str, devno: str) -> bool:
+    """Whether the path leads to this filesystem here: another mount may hide it.
+
+    By the mount's number, since files on btrfs have another st_dev than mountinfo says.
+    """
+    try:
+        place = os.open(mount, os.O_PATH)
+        try:
+            said = Path(f"/proc/self/fdinfo/{place}").read_text()
+        finally:
+            os.close(place)
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    number = dict(line.split(":", 1) for line in said.splitlines())["mnt_id"].strip()
+    found = (line.split(b" ", 3) for line in lines)
+    return [number.encode(), devno.encode()] in ([each[0], each[2]] for each in found)
+
+
 def sync_filesystem(mount: str) -> Child:
     return Child(mount, "sync", "-f", "--", mount)
 
 
-def sync_nodes(name: str) -> Optional[Child]:
-    """Of a disk and its partitions, whose pages are apart; None where /dev lacks one of them."""
+def sync_all() -> Child:
+    """Of the host; sync(2) tells no errors."""
+    return Child("all disks", "sync")
+
+
+def sync_nodes(name: str) -> List[Child]:
+    """Of a disk and its partitions; none where /dev lacks one of them.
+
+    Pages of a node are apart from those of the filesystem on it. fsync(2) writes the former;
+    BLKFLSBUF the latter, wherever it is mounted, but tells no errors of it since Linux 6.6.
+    """
     kernel = name.replace("/", "!")
     parts = sorted(path.parent.name for path in (_BLOCK / kernel).glob("*/partition"))
     nodes = [_DEV / each.replace("!", "/") for each in (kernel, *parts)]
     if not all(map(os.path.exists, nodes)):
-        return None
-    return Child(name, "sync", "--", *map(str, nodes))
+        return []
+    return [
+        Child(name, *program, *map(str, nodes))
+        for program in (("blockdev", "--flushbufs"), ("sync", "--"))
+    ]
 
 
 def flush(rows: Sequence[Answer], begun: Container[str]) -> Dict[str, Child]:

@@ -2,7 +2,7 @@
 """The verb drain: writes out what is dirty, the page cache first, then the write caches below.
 
 The daemon lowers the limits, for as long as it is asked to once a second, and has bcache write out.
-sync(1) and dmsetup(8) do the rest, see drain_children.py.
+sync(1), blockdev(8) and dmsetup(8) do the rest, see drain_children.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from writebackd.cli.drain_children import (
     Child,
     flush,
     interrupted_later,
+    is_mounted,
+    sync_all,
     sync_filesystem,
     sync_nodes,
 )
@@ -38,7 +40,7 @@ _BAR = 20
 _WORDS = {
     "timeout": "timed out", "stuck": "a write cache stopped draining",
     "failed": "sync failed", "interrupted": "interrupted", "gone": "a device is gone",
-    "unsynced": "a device was not synced", "unflushed": "a write cache was not flushed",
+    "unflushed": "a write cache was not flushed",
 }  # fmt: skip
 # The limits are released after these also with --hold; no outcome: an error ended it.
 _RELEASED = ("", "timeout", "interrupted")
@@ -82,7 +84,6 @@ class _Course:
         self._lost = ""  # why the limits are no longer at the floor
         self._held = False
         self._unheld: Sequence[str] = ()  # why not, though asked for
-        self._unsynced: List[str] = []
         self._gone: Set[str] = set()
 
     def begin(self) -> None:
@@ -98,16 +99,19 @@ class _Course:
             self._sync(rows)
 
     def _sync(self, rows: Sequence[Answer]) -> None:
-        mounts = {fs["devno"]: fs["mount"] for row in rows for fs in row["filesystems"]}
-        for mount in mounts.values():
-            self._syncs.append(sync_filesystem(mount))
+        are_all_reached = True
         for row in rows:
-            # Also beside a filesystem: the pages of another partition are its own.
-            sync = sync_nodes(row["name"])
-            if sync is not None:
-                self._syncs.append(sync)
-            elif not row["filesystems"]:  # as within the sandbox of writebackd-drain.service
-                self._unsynced.append(row["name"])
+            found = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
+            self._syncs += [sync_filesystem(fs["mount"]) for fs in found]
+            # Also beside these: of another partition, mount namespace, or below another mount.
+            nodes = sync_nodes(row["name"])
+            self._syncs += nodes
+            # btrfs has no node; the sandbox of writebackd-drain.service has none at all.
+            are_all_reached &= bool(nodes) or any(
+                fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in found
+            )
+        if not are_all_reached:
+            self._syncs.append(sync_all())
 
     def follow(self) -> None:
         """Until nothing is left, or nothing more can be done."""
@@ -207,7 +211,7 @@ class _Course:
         )
         full = [each for each in caches if not each.is_empty]
         if read and all(each.flush_failed for each in full):
-            self.outcome = "unflushed" if full else "unsynced" if self._unsynced else "clean"
+            self.outcome = "unflushed" if full else "clean"
         elif now_s - self._least_s >= _STUCK_S:
             self.outcome = "stuck"
         return bool(self.outcome)
@@ -291,10 +295,6 @@ class _Course:
         memory = self._status.get("memory", {})
         problems = [sync.problem() for sync in self._syncs if not sync.runs()]
         unflushed = [each.problem() for each in self._flushes.values() if not each.runs()]
-        problems += [
-            f"{name}: no filesystem mounted; its own pages are not synced"
-            for name in self._unsynced
-        ]
         problems += [f"{name}: gone before the drain ended" for name in sorted(self._gone)]
         result = {
             "clean": self.outcome == "clean",
