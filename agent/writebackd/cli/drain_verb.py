@@ -34,7 +34,7 @@ INTERRUPTED = 130  # as a shell has it for SIGINT
 _ASK_S = 1.0
 _CHILDREN_S = 0.05  # between two looks whether sync has ended
 _LINE_S = 5.0  # between two lines where stdout is no terminal
-# A cache that has not drained for so long, as far as it is read, does not by itself.
+# A cache of which nobody has read for so long that it drains does not by itself.
 _STUCK_S = 180.0
 _BAR = 20
 _WORDS = {
@@ -198,14 +198,11 @@ class _Course:
             self._flushes.update(flush(self._rows(), self._flushes))
         caches = self._caches()
         left = sum(each.left or 0.0 for each in caches)
-        if left < self._least:
+        if 0.0 < left < self._least:  # zero is also what nobody reads
             self._least, self._least_s = left, now_s
         flushing = any(each.runs() for each in self._flushes.values())
         if flushing:
             self._synced_s = time.time()  # no reading from before its end counts
-            old_s = self._synced_s - _STUCK_S / 2
-            if not left or not all(each.is_read_since(old_s) for each in caches):
-                self._least_s = now_s  # nobody sees how far it is
         read = not flushing and self._status["time_s"] > self._synced_s and all(
             each.is_read_since(self._synced_s) for each in caches
         )
