@@ -19,17 +19,19 @@ import pytest
 
 import samples
 import schema
+from fake_sysfs import RAID, FakeSysfs
 from served import Served
-from writebackd.cli import ctl, drain_children
+from writebackd.cli import ctl, drain_caches, drain_children
 from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
+from writebackd.kernel.files import KernelFiles
 from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument
 from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json
 from writebackd.report.totals import DeviceTotals, Totals
-from writebackd.types.storage import Backing, CacheMode
+from writebackd.types.storage import Backing, CacheMode, Protection
 
 MIB = 1 << 20
 NUMBER = 77
@@ -101,6 +103,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(drain_module, name, 0.02)
     for name in ("_DEV", "_BLOCK"):  # this host may have an sda
         monkeypatch.setattr(drain_children, name, tmp_path / name)
+    monkeypatch.setattr(drain_caches, "_FILES", KernelFiles(tmp_path))
     # The filesystems of the samples are not those of this host.
     monkeypatch.setattr(drain_module, "is_mounted", lambda mount, devno: mount != "/hidden")
     return tmp_path
@@ -347,6 +350,53 @@ def test_a_cache_of_which_nobody_knows_the_fill_is_named(
     assert "page cache clean, a write cache was not verified: " in out
     found = answer(run("--json")[1])
     assert not found["devices"][0]["cache_known"] and not found["verified"]
+
+
+WRITE_BACK, WRITE_THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
+# The newest that there is, so that it is no reason to wait.
+TOLD = Backing("sda", "storcli", time.time() + 999, 512 * MIB)
+EMPTY = replace(TOLD, source="bcache", mode=WRITE_BACK, dirty_bytes=0)
+ARRAY = Backing("sda", "md", 0.0)
+
+
+@pytest.mark.parametrize("said, known", [
+    ((), False), ((ARRAY,), False), ((EMPTY,), False), ((TOLD,), False),
+    ((replace(TOLD, capacity_bytes=None),), False), ((replace(TOLD, mode=WRITE_BACK),), False),
+    ((replace(EMPTY, mode=WRITE_THROUGH, dirty_bytes=None),), False),
+    ((replace(TOLD, mode=WRITE_THROUGH),), True), ((replace(TOLD, dirty_bytes=0),), True),
+    ((EMPTY, replace(TOLD, mode=WRITE_THROUGH)), True),
+    ((replace(TOLD, mode=WRITE_THROUGH), replace(EMPTY, dirty_bytes=None)), False),
+])  # fmt: skip
+def test_a_controller_is_verified_only_where_its_tool_says_that_it_holds_nothing(
+    daemon: Daemon, run: Run, here: Path, said: "Tuple[Backing, ...]", known: bool
+) -> None:
+    tree = FakeSysfs(here)
+    tree.disk("sda", "8:0", RAID)
+    tree.scsi_host("host2", "megaraid_sas")
+    daemon.said = said
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert (code, answer(out)["verified"]) == (0, known)
+    out = run()[1]
+    assert ("\nclean: " in out) == known
+    assert ("page cache clean, a write cache was not verified: " in out) == (not known)
+    assert ("fill not known, not verified" in out) == (not known)
+
+
+@pytest.mark.parametrize("said, known", [
+    ((), True), ((ARRAY,), True), ((EMPTY,), True), ((TOLD,), False),
+    ((replace(TOLD, capacity_bytes=None, protection=Protection.OK),), False),
+])  # fmt: skip
+def test_a_disk_that_no_controller_makes_up_needs_no_tool(
+    daemon: Daemon, run: Run, here: Path, said: "Tuple[Backing, ...]", known: bool
+) -> None:
+    tree = FakeSysfs(here)
+    tree.disk("sda", "8:0", RAID.replace("2:2:", "2:0:"))  # handed through
+    tree.scsi_host("host2", "megaraid_sas")
+    daemon.said = said
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert (code, answer(out)["verified"]) == (0, known)
 
 
 # Says what it was called with, and fails where there is a file `unflushed`.

@@ -4,25 +4,48 @@
 from __future__ import annotations
 
 import time
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.drain_children import Child
 from writebackd.cli.status_screen import Answer, clean
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import read_disks
+from writebackd.types.storage import CACHES_OF_THE_KERNEL
 
+_FILES = KernelFiles()
 # A cache with no more than that in it counts as empty: a filesystem in use is never still.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
+
+
+def behind_controllers(rows: Sequence[Answer]) -> Set[str]:
+    """Of the devices those with a volume of a RAID controller, also where no tool tells of it."""
+    volumes = {disk.name for disk in read_disks(_FILES) if disk.cache == "controller"}
+    return {row["name"] for row in rows if volumes.intersection(row["leaves"])}
+
+
+def _is_known(said: Answer) -> bool:
+    """Whether it is how much of the writes it holds back."""
+    return said["dirty_bytes"] is not None or said["mode"] == "write-through"
 
 
 class Cache:
     """The write caches behind a device, as `status` has them, and what came of flushing them."""
 
-    def __init__(self, row: Answer, flushes: Mapping[str, Child]) -> None:
+    def __init__(self, row: Answer, flushes: Mapping[str, Child], has_controller: bool) -> None:
         """`flushes` have ended; by the disk of the cache."""
         cache = row["write_cache"]
         self.name: str = row["name"]
-        self._kind = cache["kind"] or "behind it"
+        self._kind = cache["kind"] or ("controller" if has_controller else "behind it")
         said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
+        # A row may tell of an array alone, which is at work.
+        self._is_one_unread = any(
+            (each["mode"] or each["capacity_bytes"] or each["protection"]) and not _is_known(each)
+            for each in cache["reported"]
+        ) or (has_controller and not any(
+            _is_known(each) for each in cache["reported"]
+            if each["source"] not in CACHES_OF_THE_KERNEL
+        ))  # fmt: skip
         flushed = [
             flushes[each["disk"]] for each in cache["reported"] if each.get("disk") in flushes
         ]
@@ -39,11 +62,10 @@ class Cache:
         elif cache["fill"] is not None and self._capacity:
             self.left, self._how = cache["fill"] * self._capacity, ", estimated"
         # Nothing that would hold writes back is known of.
-        self.none = self.left is None and (
-            cache["kind"] is None or cache["mode"] == "write-through"
-        )
-        # Whether it was read how full it is, and not estimated.
-        self.verified = bool(said) or self.none
+        self.none = self.left is None and not self._is_one_unread
+        # Whether it was read how full each is, and not estimated.
+        self._is_read = bool(said)
+        self.verified = self.none or (self._is_read and not self._is_one_unread)
         # What came in after it was flushed is not waited for.
         flushed_or_unknown = self.left is None or len(flushed) == len(said) > 0
         self.is_empty = (flushed_or_unknown and not self.flush_failed) or (
@@ -59,7 +81,8 @@ class Cache:
         if self.left is None:
             return f"{clean(self.name)}: write cache ({self._kind}): fill not known, not verified"
         of = f" of {formats.size(self._capacity)}" if self._capacity else ""
-        unverified = "" if self.verified else ", not verified"
+        another = "; another below: fill not known" if self._is_read else ""
+        unverified = "" if self.verified else f"{another}, not verified"
         return (
             f"{clean(self.name)}: write cache ({self._kind}): {formats.size(self.left)}{of} left"
             f"{self._how}{unverified}"

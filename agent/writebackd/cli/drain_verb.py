@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.drain_caches import Cache
+from writebackd.cli.drain_caches import Cache, behind_controllers
 from writebackd.cli.drain_children import (
     Child,
     flush,
@@ -85,6 +85,7 @@ class _Course:
         self._held = False
         self._unheld: Sequence[str] = ()  # why not, though asked for
         self._gone: Set[str] = set()
+        self._with_controller: Set[str] = set()
 
     def begin(self) -> None:
         self._say(f"drain of {clean(', '.join(self._begun['devices']))}; Ctrl-C ends it")
@@ -95,6 +96,7 @@ class _Course:
         found = request(self._options.runtime_dir, "devices")["devices"]
         rows = [row for row in found if row["name"] in names]
         self._gone.update(set(names) - {row["name"] for row in rows})
+        self._with_controller = behind_controllers(rows)
         with interrupted_later():
             self._sync(rows)
 
@@ -215,7 +217,9 @@ class _Course:
 
     def _caches(self) -> List[Cache]:
         ended = {disk: each for disk, each in self._flushes.items() if not each.runs()}
-        return [Cache(row, ended) for row in self._rows()]
+        return [
+            Cache(row, ended, row["name"] in self._with_controller) for row in self._rows()
+        ]
 
     # ---- what is shown -----------------------------------------------------
 

@@ -59,7 +59,7 @@ def read_facts(files: KernelFiles) -> HostFacts:
     units, processes = _services(files)
     virtualisation, shown_by = _virtualisation(files)
     return HostFacts(
-        disks=_disks(files),
+        disks=read_disks(files),
         units=units,
         processes=processes,
         unseen=hiding(files) if HidePid(files).unseen() else None,
@@ -69,7 +69,8 @@ def read_facts(files: KernelFiles) -> HostFacts:
     )
 
 
-def _disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
+def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
+    """Those that are no stack of others."""
     drivers = Drivers(files)
     found = []
     for name in files.listdir("/sys/block"):

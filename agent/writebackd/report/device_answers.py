@@ -11,13 +11,7 @@ from writebackd.report.snapshot import Snapshot
 from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample
-from writebackd.types.storage import Backing, Device, Protection
-
-# What keeps the writes, other than a controller, by the source that tells of it.
-_KERNELS = {
-    "md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache",
-    "dm-cache": "dm-cache",
-}  # fmt: skip
+from writebackd.types.storage import CACHES_OF_THE_KERNEL, Backing, Device, Protection
 
 
 def devices_json(snapshot: Snapshot) -> Json:
@@ -69,7 +63,7 @@ def device_row(
         # Capacity and fill are as the kernel reads them from a cache of its own, else as behaviour
         # shows them, the rest as somebody says; queue/write_cache is no evidence of a controller's.
         "write_cache": {
-            "kind": _KERNELS.get(said.source, "controller") if said else None,
+            "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
             "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
             "protected": said.protection is Protection.OK if said and said.protection else None,

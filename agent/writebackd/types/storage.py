@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Optional, Tuple
 
+# What keeps the writes, other than a controller, by the source that tells of it.
+CACHES_OF_THE_KERNEL = {
+    "md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache",
+    "dm-cache": "dm-cache",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Device:
