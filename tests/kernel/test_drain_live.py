@@ -115,9 +115,12 @@ def test_what_was_dirty_is_on_the_disk_and_the_limits_are_back(
     assert [row["name"] for row in answer["devices"]] == [disk.device]
     print(f"\n{answer['written_bytes'] >> 20} MiB in {answer['seconds']:.1f} s")
     wait_for(lambda: limits() == before)
-    history = daemon.ctl("history")[1]["events"]
-    texts = [each["text"] for each in history if each["kind"] == "drain"]
-    assert texts == [f"drain of {disk.device} by uid 0", "drain ended by uid 0"]
+
+    def told() -> List[str]:
+        events = daemon.ctl("history")[1]["events"]
+        return [each["text"] for each in events if each["kind"] == "drain"]
+
+    wait_for(lambda: told() == [f"drain of {disk.device} by uid 0", "drain ended by uid 0"])
 
 
 @contextlib.contextmanager
@@ -185,7 +188,8 @@ def test_the_limits_come_back_when_the_client_goes(
     for sync in filter(is_alive, syncs):
         os.kill(sync, signal.SIGKILL)
     why = "by uid 0" if number == signal.SIGINT else "since its client is gone"
-    assert f"drain ended {why}" in str(daemon.ctl("history")[1]["events"])
+    # The tick that restores the limits tells of it a moment later.
+    wait_for(lambda: f"drain ended {why}" in str(daemon.ctl("history")[1]["events"]))
 
 
 def test_held_limits_outlive_the_client_until_release(draining: Start) -> None:
