@@ -301,13 +301,19 @@ def test_a_tuned_profile_takes_out_what_it_inherits() -> None:
     assert "include" not in alone and "drop" not in alone
 
 
-def test_the_drop_in_is_a_policy(tmp_path: Path) -> None:
+WAVES = held(180, flooded_s=4.0, target_bytes=900.0 * MB)  # a step of 1 GB: 4.3 s of R
+
+
+@pytest.mark.parametrize("found, rest, delay_s", [(held(), 4, 0.017), (WAVES, 1024, 0.5)])
+def test_the_drop_in_is_a_part_of_every_policy(
+    tmp_path: Path, found: List[Figures], rest: int, delay_s: float
+) -> None:
     path = tmp_path / "all.conf.d" / "50-recommend.conf"
     path.parent.mkdir()
-    path.write_text(FILES["policy"](advise(held()), AROUND))
+    path.write_text(FILES["policy"](advise(found), AROUND))
     assert check(str(path), None) == []
-    own = load_policy(str(path)).for_device("sda", "8:0")
-    assert (own.rest_bytes, own.allowed_delay_s) == (4 * MB, 0.017)
+    own = load_policy("default", tmp_path).for_device("sda", "8:0")
+    assert (own.rest_bytes, own.allowed_delay_s) == (rest * MB, delay_s)
 
 
 @pytest.mark.parametrize("found", [held(), loose(), [], held(flooded_s=0.0)])
@@ -427,6 +433,24 @@ def test_it_replaces_its_own_files_only(history: Path, run: Run, form: str) -> N
     assert code == 1 and "--force" in err and file.read_text() == "vm.swappiness = 10\n"
     assert run("--format", form, "-o", str(file), "--force")[0] == 0
     assert "wb-" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "device, name, says",
+    [("sda", "all.conf.d/50-recommend", "does not end in .conf"),
+     ("sd a", "file", "all.conf.d/50-recommend.conf:"),
+     ("sd a", "default.conf.d/x.conf", "default.conf.d/x.conf:")],
+)  # fmt: skip
+def test_a_drop_in_that_no_daemon_starts_with_is_not_written(
+    tmp_path: Path, run: Run, device: str, name: str, says: str
+) -> None:
+    written(tmp_path / "history.db", (replace(each, device=device) for each in days(BEGIN_S)))
+    file = tmp_path / "etc" / name
+    file.parent.mkdir(parents=True)
+    ask = ("--config-dir", str(tmp_path / "etc"), "--format", "policy", "-o", str(file))
+    code, _, err = run(*ask)
+    assert code == 1 and "no policy file: " in err and says in err and "/proc" not in err
+    assert not file.exists()
 
 
 def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:

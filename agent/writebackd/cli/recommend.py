@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import socket
 import sys
 import time
@@ -29,7 +30,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
-from writebackd.policy import PolicyError
+from writebackd.policy import PolicyError, check
+from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
 from writebackd.report.alert_answers import past_json
 from writebackd.report.calibration_store import Calibrated, median, unexpired
 from writebackd.report.calibration_store import load as calibrations
@@ -93,6 +95,9 @@ def run(options: argparse.Namespace) -> int:
         text = json.dumps(as_json(found, around), indent=2) + "\n"
     else:
         text = FILES[form](found, around)
+    problems = _problems(text, options) if form == "policy" else []
+    if problems:
+        raise CommandError(f"no policy file: {'; '.join(problems)}", BAD_NEWS)
     write_page(options.output or Path("-"), text)
     if form == "text" and options.output is None:
         return BAD_NEWS if found.missing else GOOD
@@ -103,6 +108,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _missing(found: Recommendation) -> str:
     return f"not enough evidence; still needed: {'; '.join(found.missing) or 'a limit'}"
+
+
+def _problems(text: str, options: argparse.Namespace) -> List[str]:
+    """What keeps a daemon from starting with the drop-in, as a part of every policy or -o's."""
+    place = str(options.output)
+    if drop_in_of(place) is None:
+        place = f"{search_dirs(options.config_dir)[-1]}/{SITE_NAME}.conf.d/50-recommend.conf"
+    with open(os.memfd_create("drop-in"), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        name = f"/proc/self/fd/{file.fileno()}"
+        return [line.replace(name, place) for line in check(name, options.config_dir, place=place)]
 
 
 def _own(output: Path) -> Optional[str]:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.vm import PAIRS
+from writebackd.policy.keys import DEVICE_KEYS
 from writebackd.policy.units import format_size, format_time
 from writebackd.report.effectiveness import sentences
 from writebackd.report.flood_culprits import sentence
@@ -20,6 +21,9 @@ from writebackd.types.levers import VmLimits
 
 MADE_BY = "writebackctl recommend"
 _WIDTH = 92  # of a comment
+# allowed-delay is at most drain-time, and the drop-in a part of every policy: no policy may have a
+# drain-time below this.
+_MOST_DELAY_S = DEVICE_KEYS["drain-time"].kind.parse(DEVICE_KEYS["drain-time"].low)
 _SETTING = re.compile(r"vm\.(dirty_\w+)=(\d{1,20})")
 # `undo` at the beginning of its line, as the forms have it; the screen may break it.
 _UNDO = re.compile(
@@ -107,7 +111,7 @@ def policy(found: Recommendation, around: Surroundings) -> str:
         limit = each.fixed_bytes or 0
         lines += [f"[device {formats.printable(each.name)}]", f"rest = {format_size(limit)}"]
         if each.drain_rate:
-            delay_s = min(max(round(limit / each.drain_rate, 3), 0.001), 10.0)
+            delay_s = min(max(round(limit / each.drain_rate, 3), 0.001), _MOST_DELAY_S)
             lines.append(f"allowed-delay = {format_time(delay_s)}")
         lines.append("")
     return "\n".join(lines)
