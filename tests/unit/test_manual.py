@@ -336,6 +336,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     disk = Device("sda", "8:0", "8:0")
     for name, answer in (("device_of", disk), ("check_room", None), ("_Course.run", 0)):
         monkeypatch.setattr(f"writebackd.cli.calibrate.{name}", lambda *_, it=answer: it)
+    monkeypatch.setattr("writebackd.cli.recommend.scan", lambda _: (disk,))
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
     yield fake
     fake.stop()

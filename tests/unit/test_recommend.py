@@ -47,6 +47,7 @@ from writebackd.report.recommendation_files import (
 from writebackd.report.timeline import drain_spans, pin_spans
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
+from writebackd.types.storage import Device
 
 POLICY = load_policy("default")
 MB = 1 << 20
@@ -54,6 +55,8 @@ DAY = 86_400.0
 HOST = Host(1 * MB, 4096 * MB)
 RATIOS = VmLimits(0, 20, 0, 10)
 AROUND = Surroundings("host", "2026-11-26 10:00", RATIOS, ())
+SDA = Device("sda", "8:0", "8:0")
+LOOP = Device("loop0", "7:0", "7:0", driver="loop")
 TUNED = ConflictingTool("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/x:3", "tuned sets")
 
 
@@ -362,8 +365,11 @@ Run = Callable[..., Tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """recommend on a history in `tmp_path`: (exit code, stdout, stderr)."""
+def run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """recommend on a history in `tmp_path` of a host with sda: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(verb, "scan", lambda _: (SDA, LOOP))
 
     def call(*words: str) -> Tuple[int, str, str]:
         code = ctl.main([
@@ -388,6 +394,35 @@ def test_the_screen_says_the_limit_why_and_the_way_back(history: Path, run: Run)
     for word in ("wb-", "undo     sysctl -w vm.dirty_", "price", "evidence 2d0h", "sda"):
         assert word in out
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_only_managed_devices_of_this_host_decide(tmp_path: Path, run: Run) -> None:
+    large = {"sdz": 512.0 * MB, "loop0": 256.0 * MB, "sdx": 128.0 * MB}
+    others = [
+        replace(each, device=name, limit_bytes=limit)
+        for name, limit in large.items() for each in days(BEGIN_S)
+    ]  # fmt: skip
+    written(tmp_path / "history.db", [*days(BEGIN_S), *others])
+    drop_in = tmp_path / "etc" / "all.conf.d" / "x.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("[devices]\nexclude = loop*\n")
+    for words, why in (((), "loop device:"), (("--config-dir", str(tmp_path / "etc")), "'loop*'")):
+        code, out, _ = run(*words)
+        assert code == 0 and out.startswith("vm.dirty_bytes = 4194304,")
+        assert "Left out: " in out and why in out and "sdz (not on this host now)" in out
+        assert "sdz: " not in out and "sdz alone" not in out
+    answer = json.loads(run("--json")[1])
+    assert list(schema.problems(answer, schema.load("recommend"))) == []
+    assert [each["name"] for each in answer["left_out"]] == ["loop0", "sdx", "sdz"]
+    # Who names one has it: of a disk that is gone, or a copy of another host's history.
+    code, out, _ = run("--device", "sdz")
+    assert code == 0 and out.startswith("vm.dirty_bytes = 536870912,") and "Left out" not in out
+
+
+def test_a_history_of_other_disks_says_why_it_is_not_enough(tmp_path: Path, run: Run) -> None:
+    written(tmp_path / "history.db", (replace(each, device="sdz") for each in days(BEGIN_S)))
+    code, _, err = run("--format", "sysctl", "-o", str(tmp_path / "file"))
+    assert code == 1 and "none so far. Left out: sdz (not on this host now)" in err
 
 
 def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: Run) -> None:
@@ -448,7 +483,7 @@ def test_a_drop_in_that_no_daemon_starts_with_is_not_written(
     file = tmp_path / "etc" / name
     file.parent.mkdir(parents=True)
     ask = ("--config-dir", str(tmp_path / "etc"), "--format", "policy", "-o", str(file))
-    code, _, err = run(*ask)
+    code, _, err = run(*ask, "--device", device)
     assert code == 1 and "no policy file: " in err and says in err and "/proc" not in err
     assert not file.exists()
 

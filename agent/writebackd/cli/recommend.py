@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
@@ -30,7 +30,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
-from writebackd.policy import PolicyError, check
+from writebackd.policy import Policy, PolicyError, check
 from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
 from writebackd.report.alert_answers import past_json
 from writebackd.report.calibration_store import Calibrated, median, unexpired
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     found, around = _look(options, earlier or "")
     if form in FILES and (found.missing or not found.settings):
         # A file is put where nobody reads what it rests on.
-        raise CommandError(f"no {form} file: {_missing(found)}", BAD_NEWS)
+        raise CommandError(f"no {form} file: {_missing(found, around)}", BAD_NEWS)
     if form == "text":
         colour = options.output is None and wants_colour(sys.stdout, options.color)
         text = render(found, around, width(), Paint(colour)) + "\n"
@@ -102,12 +102,18 @@ def run(options: argparse.Namespace) -> int:
     if form == "text" and options.output is None:
         return BAD_NEWS if found.missing else GOOD
     if found.missing:
-        complain(f"writebackctl: {_missing(found)}")
+        complain(f"writebackctl: {_missing(found, around)}")
     return BAD_NEWS if found.missing else GOOD
 
 
-def _missing(found: Recommendation) -> str:
-    return f"not enough evidence; still needed: {'; '.join(found.missing) or 'a limit'}"
+def _missing(found: Recommendation, around: Surroundings) -> str:
+    needed = "; ".join(found.missing) or "a limit"
+    return ". ".join([f"not enough evidence; still needed: {needed}", *_left_out(around)])
+
+
+def _left_out(around: Surroundings) -> List[str]:
+    names = [f"{clean(name)} ({why})" for name, why in around.left_out.items()]
+    return [f"Left out: {', '.join(names)}"] if names else []
 
 
 def _problems(text: str, options: argparse.Namespace) -> List[str]:
@@ -160,6 +166,11 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     names = {row.device for row in rows} | calibrated.keys()
+    # Who names a device wants it, as on the daemon's command line.
+    left_out = {} if options.device else _without_a_say(names, devices, policy)
+    rows = [row for row in rows if row.device not in left_out]
+    calibrated = {name: each for name, each in calibrated.items() if name not in left_out}
+    names -= left_out.keys()
     owns = {}
     for name in names:
         known = devices.get(name)
@@ -187,8 +198,20 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         original=_original(options.runtime_dir, files, earlier, limits),
         conflicts=contradicting(found, find_conflicting_tools(files)),
         tuned_profile=active_profile(files),
+        left_out=left_out,
         blamed={name: blamed(past, name, begin_s, end_s) for name in names},
     )
+
+
+def _without_a_say(
+    names: Iterable[str], devices: Mapping[str, Device], policy: Policy
+) -> Dict[str, str]:
+    """Devices that shall not decide the limit of this host, each with the reason."""
+    found = {
+        name: policy.selects(devices[name]) if name in devices else "not on this host now"
+        for name in sorted(names)
+    }
+    return {name: why for name, why in found.items() if why is not None}
 
 
 def _learned(path: Path, devices: Mapping[str, Device]) -> Dict[str, Learned]:
@@ -267,7 +290,7 @@ def render(found: Recommendation, around: Surroundings, width: int, paint: Paint
     else:
         lines.append(paint(f"No limit to recommend ({MADE_BY})", "heading"))
     lines += _listed("against", [each.text for each in around.conflicts], width)
-    lines += labelled("evidence", _evidence(found), width)
+    lines += _listed("evidence", [_evidence(found), *_left_out(around)], width)
     if found.missing:
         lines += [paint("thin".ljust(9), "warning") + "Still needed:"]
         lines += [line for each in found.missing for line in wrapped(each, width, " " * 11,
@@ -291,7 +314,7 @@ def _evidence(found: Recommendation) -> str:
     text = f"{formats.duration(found.observed_s)} of history"
     most = found.decider or next(iter(found.devices), None)
     if most is None:
-        return f"{text}, no device wrote or synced"
+        return f"{text}, no managed device wrote or synced"
     return (
         f"{text}; on {most.name} {most.floods} floods met fsyncs for"
         f" {formats.duration(most.flood_s)}, under writebackd's limit for"

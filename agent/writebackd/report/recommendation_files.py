@@ -42,6 +42,7 @@ class Surroundings:
     original: VmLimits  # what undoing goes back to
     conflicts: Tuple[ConflictingTool, ...]  # that set another value, or may
     tuned_profile: str = ""  # that is active
+    left_out: Mapping[str, str] = field(default_factory=dict)  # devices of the history, and why
     # By device, as flood_culprits has them.
     blamed: Mapping[str, Sequence[Tuple[str, int]]] = field(default_factory=dict)
 
@@ -155,6 +156,7 @@ def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
             for each in around.conflicts
         ],
         "observed_s": found.observed_s,
+        "left_out": [{"name": name, "why": why} for name, why in around.left_out.items()],
         "devices": [_device(each, found.limit_bytes, around) for each in found.devices],
     }  # fmt: skip
 
