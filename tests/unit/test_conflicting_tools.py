@@ -91,6 +91,23 @@ def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_profile_drops_is_not_set(tmp_path: Path) -> None:
+    assert tuned(
+        tmp_path,
+        "[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n",
+        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=7\n",
+    ) == [("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
+
+
+def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
+    assert tuned(
+        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n", mine="[vm]\ndirty_bytes=7\n"
+    ) == [
+        ("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
+        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
+    ]
+
+
 def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
     assert tuned(
         tmp_path,

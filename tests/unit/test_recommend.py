@@ -21,6 +21,7 @@ from writebackd.cli.client import NoAnswer
 from writebackd.cli.exit_codes import NO_DAEMON
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.tuned_profiles import TunedLine
 from writebackd.policy import check, load_policy
 from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed, sentence
@@ -293,13 +294,21 @@ def test_no_name_of_a_device_makes_a_line_of_its_own(form: str) -> None:
 
 
 def test_a_tuned_profile_takes_out_what_it_inherits() -> None:
-    around = replace(AROUND, conflicts=(TUNED,), tuned_profile="base mine")
+    lines = [
+        TunedLine("sysctl", "sysctl", "vm.dirty_ratio", "vm.dirty_ratio", "/x:3", "40"),
+        TunedLine("other", "sysctl", "vm/dirty_ratio", "vm.dirty_ratio", "/x:5", "30"),
+        TunedLine("vm", "vm", "dirty_bytes", "vm.dirty_bytes", "/x:9", "100"),
+    ]
+    around = replace(AROUND, tuned_base=("base", "mine"), inherited=lines)
     parsed = configparser.ConfigParser()
     parsed.read_string(FILES["tuned"](advise(held()), around))
     assert parsed["main"]["include"] == "base,mine"
-    assert parsed["sysctl"]["vm.dirty_bytes"] == "4194304"
-    assert "vm.dirty_ratio" in parsed["sysctl"]["drop"]
-    assert "dirty_ratio" in parsed["vm"]["drop"].split(",")
+    assert dict(parsed["sysctl"]) == {
+        "drop": "vm.dirty_ratio", "vm.dirty_bytes": "4194304",
+        "vm.dirty_background_bytes": "2097152",
+    }  # fmt: skip
+    assert dict(parsed["other"]) == {"type": "sysctl", "drop": "vm/dirty_ratio"}
+    assert dict(parsed["vm"]) == {"drop": "dirty_bytes"}
     alone = FILES["tuned"](advise(held()), AROUND)
     assert "include" not in alone and "drop" not in alone
 
@@ -486,6 +495,45 @@ def test_a_drop_in_that_no_daemon_starts_with_is_not_written(
     code, _, err = run(*ask, "--device", device)
     assert code == 1 and "no policy file: " in err and says in err and "/proc" not in err
     assert not file.exists()
+
+
+@pytest.fixture
+def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """/etc of a host with the kernel of this one."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for name in ("proc", "sys"):
+        (root / name).symlink_to(f"/{name}")
+    monkeypatch.setattr(verb, "KernelFiles", lambda: KernelFiles(root))
+    return root / "etc"
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_our_tuned_profile_never_includes_itself(history: Path, run: Run, etc: Path) -> None:
+    put(etc / "tuned" / "mine" / "tuned.conf", "[main]\ninclude=base\n[vm]\ndirty_ratio=10\n")
+    put(etc / "tuned" / "active_profile", "mine\n")
+    own, elsewhere = etc / "tuned" / "wb" / "tuned.conf", history.parent / "tuned.conf"
+    own.parent.mkdir()
+    for _ in range(3):
+        assert run("--format", "tuned", "-o", str(own)) == (0, "", "")
+        assert "\ninclude=mine\n" in own.read_text() and "drop=dirty_ratio" in own.read_text()
+        put(etc / "tuned" / "active_profile", "wb\n")
+    assert run("--format", "tuned", "-o", str(elsewhere))[0] == 0
+    assert "\ninclude=mine\n" in elsewhere.read_text()
+
+
+def test_a_tuned_profile_that_is_replaced_leaves_its_base(
+    history: Path, run: Run, etc: Path
+) -> None:
+    own = put(etc / "tuned" / "wb" / "tuned.conf", "[main]\ninclude=base, other\n")
+    put(etc / "tuned" / "active_profile", "wb\n")
+    assert run("--format", "tuned", "-o", str(own), "--force")[0] == 0
+    assert "\ninclude=base,other\n" in own.read_text()
 
 
 def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:

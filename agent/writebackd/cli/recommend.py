@@ -25,9 +25,10 @@ from writebackd.cli.report import write_page
 from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.command_line import complain
 from writebackd.control.device_decision import kernel_floor_bytes
-from writebackd.kernel.conflicting_tools import active_profile, find_conflicting_tools
+from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
+from writebackd.kernel.tuned_profiles import active_profile, included, tuned_file, tuned_lines
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import Policy, PolicyError, check
@@ -190,6 +191,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
         calibrated,
     )  # fmt: skip
+    base = _tuned_base(files, options.output)
     begin_s = min((row.wall_s for row in rows), default=now_s)
     end_s = max((row.end_s for row in rows), default=now_s)
     return found, Surroundings(
@@ -197,10 +199,31 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
         original=_original(options.runtime_dir, files, earlier, limits),
         conflicts=contradicting(found, find_conflicting_tools(files)),
-        tuned_profile=active_profile(files),
+        tuned_base=base,
+        inherited=tuned_lines(files, base),
         left_out=left_out,
         blamed={name: blamed(past, name, begin_s, end_s) for name in names},
     )
+
+
+def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
+    """The active profiles; in place of one that is ours or that -o replaces, what it includes.
+
+    tuned leaves out a profile that includes itself, without a word: the one below would be lost.
+    """
+    names: List[str] = []
+    for name in active_profile(files).split():
+        path, text = tuned_file(files, name) or ("", "")
+        replaced = MADE_BY in text[:_HEAD] or _is_at(files, path, output)
+        names += included(text) if replaced else [name]
+    return list(dict.fromkeys(names))
+
+
+def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
+    """Whether a path of this host is the file that -o names."""
+    if output is None or not path:
+        return False
+    return os.path.realpath(files.path(path)) == os.path.realpath(output)
 
 
 def _without_a_say(

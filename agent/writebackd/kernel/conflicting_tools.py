@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.tuned_profiles import DIRTY, active_profile, tuned_lines
 
 
 @dataclass(frozen=True)
@@ -43,31 +44,18 @@ _UDEV_DIRS = (
     "/usr/lib/udev/rules.d", "/lib/udev/rules.d",
 )  # fmt: skip
 _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
-_DIRTY = r"(?P<setting>dirty_(?:background_)?(?:bytes|ratio))"
 # sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
-_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{_DIRTY}\s*=\s*(?P<value>\S+)")
-_NOTE_LINE = re.compile(rf"\s*vm[./]{_DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
+_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{DIRTY}\s*=\s*(?P<value>\S+)")
+_NOTE_LINE = re.compile(rf"\s*vm[./]{DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
 # tmpfiles.d(5): type, path, mode, user, group, age, argument.
-_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{_DIRTY}\s+(?:\S+\s+){{4}}(?P<value>\S+)")
+_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{DIRTY}\s+(?:\S+\s+){{4}}(?P<value>\S+)")
 # By hand: `echo 15728640 > /proc/sys/vm/dirty_bytes`, `sysctl -w vm.dirty_bytes=15728640`.
-_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(?P<value>\S+)\s*>\s*/proc/sys/vm/{_DIRTY}")
-_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{_DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
+_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(?P<value>\S+)\s*>\s*/proc/sys/vm/{DIRTY}")
+_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
 # A BDI's limits and a disk's queue, from udev rules: levers that the policy may turn on.
 _UDEV = re.compile(
     r'[^#]*\bATTR\{(?:\.\./)*(?P<setting>(?:bdi|queue)/(?:min_ratio|max_ratio|min_bytes|max_bytes'
     r'|strict_limit|nr_requests|max_sectors_kb)[a-z_]*)\}\s*=\s*"(?P<value>[^"]*)"'
-)
-_SECTION = re.compile(r"\s*\[(.+?)\]")
-_OPTION = re.compile(r"\s*([^#;\s=\[][^=]*?)\s*=\s*(.*?)\s*$")
-# By a section's plugin: vm.dirty_* in [sysctl], dirty_* in [vm].
-_TUNED = {"sysctl": re.compile(rf"vm[./]{_DIRTY}"), "vm": re.compile(_DIRTY)}
-# A later one of tuned-main.conf's profile_dirs beats an earlier one; newer tuned keeps
-# profiles one level deeper.
-_TUNED_DIRS = (
-    "/etc/tuned/profiles",
-    "/etc/tuned",
-    "/usr/lib/tuned/profiles",
-    "/usr/lib/tuned",
 )
 # By the name of the process: what it does to levers of ours.
 _AGENTS: Mapping[str, str] = {
@@ -140,11 +128,6 @@ def find_conflicting_tools(
     names, unread = _processes(files, lines)
     agents = (*_agents(names, own_pid), *_unread(unread, lines))
     return (*_tuned(files, "tuned" in names), *agents, *_saptune(files), *_boot(files))
-
-
-def active_profile(files: KernelFiles) -> str:
-    """Of tuned, names parted by blanks; empty without any."""
-    return " ".join((files.try_read("/etc/tuned/active_profile") or "").split())
 
 
 class ConflictMonitor:
@@ -330,57 +313,13 @@ def _matches(files: KernelFiles, path: str, pattern: "re.Pattern[str]") -> Itera
 
 def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
     active = active_profile(files)
-    settings: Dict[str, Tuple[str, str]] = {}
-    seen: List[str] = []
-    for name in active.split():
-        settings.update(_profile(files, name, seen))
-    for setting, (place, value) in settings.items():
-        said = f"tuned's active profile sets {setting}={value} ({place})"
+    for line in {each.setting: each for each in tuned_lines(files, active.split())}.values():
+        setting = f"{line.setting}={line.value}"
+        said = f"tuned's active profile sets {setting} ({line.place})"
         yield ConflictingTool(
-            "warning" if runs else "note", "tuned", active, f"{setting}={value}", place,
+            "warning" if runs else "note", "tuned", active, setting, line.place,
             f"{said}: whenever tuned applies it, writebackd yields; take the line out with a"
             " profile of your own"
             if runs
             else f"{said}, but tuned does not run",
         )
-
-
-def _profile(files: KernelFiles, name: str, seen: List[str]) -> Dict[str, Tuple[str, str]]:
-    """Place and value by setting of a profile: what it includes, then its own on top."""
-    # A profile can include itself by way of others; names are no paths.
-    if name in seen or "/" in name:
-        return {}
-    seen.append(name)
-    for directory in _TUNED_DIRS:
-        path = f"{directory}/{name}/tuned.conf"
-        text = files.try_read(path)
-        if text is not None:
-            break
-    else:
-        return {}
-    options = list(_options(text))
-    # The plugin of a section is its name, unless it has a `type=`.
-    plugins = {section: value for _, section, key, value in options if key == "type"}
-    settings: Dict[str, Tuple[str, str]] = {}
-    own: Dict[str, Tuple[str, str]] = {}
-    for number, section, key, value in options:
-        if section == "main" and key == "include":
-            for each in filter(None, re.split(r"[\s,;]+", value)):
-                # A leading "-": no error where there is none.
-                settings.update(_profile(files, each.lstrip("-"), seen))
-        pattern = _TUNED.get(plugins.get(section, section))
-        found = pattern.fullmatch(key) if pattern else None
-        if found:
-            own[f"vm.{found['setting']}"] = (f"{path}:{number}", value)
-    return {**settings, **own}
-
-
-def _options(text: str) -> Iterator[Tuple[int, str, str, str]]:
-    """Line, section, name and value of each option of a profile."""
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        header, option = _SECTION.match(line), _OPTION.match(line)
-        if header:
-            section = header.group(1)
-        elif option:
-            yield number, section, option.group(1), option.group(2)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.kernel.tuned_profiles import TunedLine
 from writebackd.kernel.vm import PAIRS
 from writebackd.policy.keys import DEVICE_KEYS
 from writebackd.policy.units import format_size, format_time
@@ -41,7 +42,8 @@ class Surroundings:
     made: str  # date and time
     original: VmLimits  # what undoing goes back to
     conflicts: Tuple[ConflictingTool, ...]  # that set another value, or may
-    tuned_profile: str = ""  # that is active
+    tuned_base: Sequence[str] = ()  # profiles that one of ours is on top of
+    inherited: Sequence[TunedLine] = ()  # that they have
     left_out: Mapping[str, str] = field(default_factory=dict)  # devices of the history, and why
     # By device, as flood_culprits has them.
     blamed: Mapping[str, Sequence[Tuple[str, int]]] = field(default_factory=dict)
@@ -83,20 +85,26 @@ def sysctl(found: Recommendation, around: Surroundings) -> str:
 def tuned(found: Recommendation, around: Surroundings) -> str:
     """tuned.conf of a profile on top of the active one.
 
-    Where that one sets a ratio, or bytes in [vm], tuned would set both: `drop` takes its line out.
+    Where that one sets a ratio, or bytes in another section, tuned would set both: `drop` takes a
+    line out of the section of the same name.
     """
-    names = [f"dirty_{what}" for what in ("bytes", "ratio", "background_bytes", "background_ratio")]
-    inherits = any(each.kind == "tuned" for each in around.conflicts)
+    settings = [f"{name}={value}" for name, value in found.settings.items()]
+    sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}
     lines = [
         *_comments(found, around, "Undo: activate the profile of before with tuned-adm, then"),
         "[main]",
         f"summary=dirty limits by {MADE_BY}, {found.id}",
-        *([f"include={','.join(around.tuned_profile.split())}"] if around.tuned_profile else []),
-        "", "[sysctl]",
-        *([f"drop={','.join(f'vm.{name}' for name in names)}"] if inherits else []),
-        *(f"{name}={value}" for name, value in found.settings.items()),
-        *(["", "[vm]", f"drop={','.join(names)}"] if inherits else []),
+        *([f"include={','.join(around.tuned_base)}"] if around.tuned_base else []),
     ]  # fmt: skip
+    for section, plugin in sections.items():
+        dropped = dict.fromkeys(each.option for each in around.inherited if each.section == section)
+        lines += [
+            "", f"[{section}]",
+            # tuned takes the type from us: without it, that is the section's name.
+            *([f"type={plugin}"] if plugin != section else []),
+            *([f"drop={','.join(dropped)}"] if dropped else []),
+            *(settings if section == "sysctl" else []),
+        ]  # fmt: skip
     return "\n".join([*lines, ""])
 
 
