@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import configparser
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -14,7 +14,7 @@ import pytest
 import schema
 from figure_cases import BEGIN_S, EVIL, SLOW, days, row, rows
 from history_cases import written
-from writebackd.actuate.ledger import Ledger, boot_id
+from writebackd.actuate.ledger import Ledger, boot_id, save_json
 from writebackd.cli import ctl
 from writebackd.cli import recommend as verb
 from writebackd.cli.client import NoAnswer
@@ -22,6 +22,7 @@ from writebackd.cli.exit_codes import NO_DAEMON
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import TunedLine
+from writebackd.paths import FIRST
 from writebackd.policy import check, load_policy
 from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed, sentence
@@ -374,8 +375,19 @@ Run = Callable[..., Tuple[int, str, str]]
 
 
 @pytest.fixture
+def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """/etc of a host with the kernel of this one."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for name in ("proc", "sys"):
+        (root / name).symlink_to(f"/{name}")
+    monkeypatch.setattr(verb, "KernelFiles", lambda: KernelFiles(root))
+    return root / "etc"
+
+
+@pytest.fixture
 def run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, etc: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """recommend on a history in `tmp_path` of a host with sda: (exit code, stdout, stderr)."""
     monkeypatch.setattr(verb, "scan", lambda _: (SDA, LOOP))
@@ -497,17 +509,6 @@ def test_a_drop_in_that_no_daemon_starts_with_is_not_written(
     assert not file.exists()
 
 
-@pytest.fixture
-def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """/etc of a host with the kernel of this one."""
-    root = tmp_path / "root"
-    root.mkdir()
-    for name in ("proc", "sys"):
-        (root / name).symlink_to(f"/{name}")
-    monkeypatch.setattr(verb, "KernelFiles", lambda: KernelFiles(root))
-    return root / "etc"
-
-
 def put(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -568,6 +569,38 @@ def test_the_way_back_is_carried_over(
     file.write_text("#     sysctl -w vm.dirty_ratio=55 vm.dirty_background_ratio=5\n")
     assert run("--format", form, "-o", str(file), "--force")[0] == 0
     assert "vm.dirty_bytes=4194304 vm.dirty_background_bytes=2097152" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "form, name", [("sysctl", "sysctl.d/90-writebackd.conf"), ("tuned", "tuned/wb/tuned.conf")]
+)
+def test_the_way_back_is_that_of_the_recommendation_in_force(
+    history: Path, run: Run, etc: Path, monkeypatch: pytest.MonkeyPatch, form: str, name: str
+) -> None:
+    put(etc / "tuned" / "active_profile", "wb\n")
+    file = put(etc / name, "")
+    monkeypatch.setattr(verb, "read_limits", lambda _: VmLimits(0, 33, 0, 7))
+    assert run("--format", form, "-o", str(file), "--force")[0] == 0
+    monkeypatch.setattr(verb, "read_limits", lambda _: VmLimits(4 * MB, 0, 2 * MB, 0))
+    before = "sysctl -w vm.dirty_ratio=33 vm.dirty_background_ratio=7"
+    assert json.loads(run("--json")[1])["undo"] == before
+    assert f"\nundo     {before}\n" in run()[1]
+    assert f"# {before}" in run("--format", "sysctl")[1].replace("#     ", "# ")
+    # Somebody else's file says nothing.
+    file.write_text(file.read_text().replace("writebackctl", "other"))
+    assert json.loads(run("--json")[1])["undo"] != before
+
+
+def test_limits_that_were_set_by_hand_are_no_way_back(
+    history: Path, run: Run, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"boot_id": boot_id(KernelFiles()), "limits": asdict(VmLimits(0, 33, 0, 7))}
+    save_json(put(etc.parent / "run" / "writebackd" / FIRST, ""), first)
+    for limit, undone in ((4 * MB, "vm.dirty_ratio=33"), (6 * MB, "vm.dirty_bytes=6291456")):
+        monkeypatch.setattr(
+            verb, "read_limits", lambda _, limit=limit: VmLimits(limit, 0, 2 * MB, 0)
+        )
+        assert undone in json.loads(run("--json")[1])["undo"]
 
 
 def test_a_daemon_that_does_not_answer_is_no_reason_to_guess(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
+from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import NoAnswer, NoDaemon, request
@@ -191,14 +192,15 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
         calibrated,
     )  # fmt: skip
-    base = _tuned_base(files, options.output)
+    base, tools = _tuned_base(files, options.output), find_conflicting_tools(files)
+    texts = [earlier, *(files.try_read(each.path) or "" for each in tools if each.path)]
     begin_s = min((row.wall_s for row in rows), default=now_s)
     end_s = max((row.end_s for row in rows), default=now_s)
     return found, Surroundings(
         host=socket.gethostname(),
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
-        original=_original(options.runtime_dir, files, earlier, limits),
-        conflicts=contradicting(found, find_conflicting_tools(files)),
+        original=_original(options, files, texts, found, limits),
+        conflicts=contradicting(found, tools),
         tuned_base=base,
         inherited=tuned_lines(files, base),
         left_out=left_out,
@@ -271,15 +273,24 @@ def _calibrated(
 
 
 def _original(
-    runtime_dir: Path, files: KernelFiles, earlier: str, now: VmLimits
+    options: argparse.Namespace, files: KernelFiles, texts: Sequence[str], found: Recommendation,
+    now: VmLimits,
 ) -> VmLimits:  # fmt: skip
     """The limits before writebackd and before an earlier recommendation. Raises CommandError.
 
-    Once that one is in force, the daemon too finds its limits as the original.
+    Once that one is in force, the daemon too finds its limits as the original: of `texts`, the
+    files that may be of it, the first that knows says what was before.
     """
-    carried = undone_to(earlier)
-    if carried is not None:
-        return carried
+    for text in texts:
+        carried = undone_to(text) if MADE_BY in text[:_HEAD] else None
+        if carried is not None:
+            return carried
+    before = _before_the_daemon(options.runtime_dir, files, now)
+    advised = VmLimits(found.limit_bytes or 0, 0, found.background_bytes or 0, 0)
+    return first_found(files) or before if before == advised else before
+
+
+def _before_the_daemon(runtime_dir: Path, files: KernelFiles, now: VmLimits) -> VmLimits:
     try:
         status = request(runtime_dir, "status")
         return VmLimits(**status["limits"]["original"])

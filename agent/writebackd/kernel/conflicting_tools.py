@@ -29,6 +29,11 @@ class ConflictingTool:
     where: str  # file:line, or pid N
     text: str
 
+    @property
+    def path(self) -> str:
+        """Of `where`; empty for a process."""
+        return self.where.rpartition(":")[0]
+
 
 # In systemd's order of precedence: a name in an earlier directory masks later ones.
 _SYSCTL_DIRS = (
