@@ -39,6 +39,7 @@ from writebackd.report.recommendation import (
 )
 from writebackd.report.recommendation_files import (
     FILES,
+    MADE_BY,
     Surroundings,
     as_json,
     contradicting,
@@ -310,6 +311,9 @@ def test_a_tuned_profile_takes_out_what_it_inherits() -> None:
     }  # fmt: skip
     assert dict(parsed["other"]) == {"type": "sysctl", "drop": "vm/dirty_ratio"}
     assert dict(parsed["vm"]) == {"drop": "dirty_bytes"}
+    other = replace(TUNED, kind="boot", text="sysctl.d sets")
+    text = FILES["tuned"](advise(held()), replace(around, conflicts=(TUNED, other)))
+    assert "sysctl.d sets" in text and "tuned sets" not in text
     alone = FILES["tuned"](advise(held()), AROUND)
     assert "include" not in alone and "drop" not in alone
 
@@ -535,6 +539,23 @@ def test_a_tuned_profile_that_is_replaced_leaves_its_base(
     put(etc / "tuned" / "active_profile", "wb\n")
     assert run("--format", "tuned", "-o", str(own), "--force")[0] == 0
     assert "\ninclude=base,other\n" in own.read_text()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_does_not_contradict_the_one_that_it_replaces(
+    history: Path, run: Run, etc: Path, link: bool
+) -> None:
+    file = put(etc / "sysctl.d" / "90-writebackd.conf", f"# {MADE_BY}\nvm.dirty_bytes=8388608\n")
+    put(etc / "sysctl.d" / "95-other.conf", "vm.dirty_background_bytes=1048576\n")
+    output = file
+    if link:
+        (history.parent / "link").symlink_to(etc / "sysctl.d")
+        output = history.parent / "link" / file.name
+    assert "Contradicted: vm.dirty_bytes=8388608 is" in run("--format", "sysctl")[1]
+    assert run("--format", "sysctl", "-o", str(output))[0] == 0
+    said = " ".join(file.read_text().replace("\n# ", " ").split())
+    assert "vm.dirty_bytes=8388608" not in said and "90-writebackd" not in said
+    assert "Contradicted: vm.dirty_background_bytes=1048576 is set at boot" in said
 
 
 def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:

@@ -200,7 +200,10 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         host=socket.gethostname(),
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
         original=_original(options, files, texts, found, limits),
-        conflicts=contradicting(found, tools),
+        # What the file said that is replaced is gone then.
+        conflicts=contradicting(
+            found, [each for each in tools if not _is_at(files, each.path, options.output)]
+        ),
         tuned_base=base,
         inherited=tuned_lines(files, base),
         left_out=left_out,

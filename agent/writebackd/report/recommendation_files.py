@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
@@ -86,8 +86,10 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
     """tuned.conf of a profile on top of the active one.
 
     Where that one sets a ratio, or bytes in another section, tuned would set both: `drop` takes a
-    line out of the section of the same name.
+    line out of the section of the same name. So no line of that one contradicts ours.
     """
+    others = tuple(each for each in around.conflicts if each.kind != "tuned")
+    around = replace(around, conflicts=others)
     settings = [f"{name}={value}" for name, value in found.settings.items()]
     sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}
     lines = [
