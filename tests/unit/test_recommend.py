@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
@@ -641,6 +644,54 @@ def test_a_long_way_back_is_read_though_the_screen_breaks_it() -> None:
     wrapped = undo(limits).replace(" vm.dirty_background", "\n         vm.dirty_background")
     assert undone_to(f"why      x\nundo     {wrapped}\n") == limits
     assert undone_to(f"# Contradicted: {undo(limits)}\n") is None
+
+
+# Prints what is opened for writing, renamed, started or below /dev, and how SQLite opens.
+_AUDITED = """
+import os, sys
+from writebackd.cli import ctl
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+def audit(event, args):
+    if event == "open" and not isinstance(args[0], int):  # what is open already, or in memory
+        path = os.fsdecode(args[0])
+        if args[2] & WRITES or path.startswith("/dev/"):
+            seen.append(("open", path))
+    elif event.split(".")[0] in ("os", "subprocess", "shutil") and event not in READS:
+        seen.append((event, os.fsdecode(args[1] if event == "os.rename" else args[0])))
+    elif event == "sqlite3.connect":
+        seen.append((event, os.fsdecode(args[0]).partition("?")[2]))
+seen, READS = [], ("os.listdir", "os.scandir", "os.putenv")
+sys.addaudithook(audit)
+code = ctl.main(sys.argv[1:])
+print(seen, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json", *FILES])
+def test_it_reads_only_and_needs_no_daemon(history: Path, form: str, tmp_path: Path) -> None:
+    history.parent.joinpath("learned.json").write_bytes(encode({}))
+    before = {each.name: (each.read_bytes(), each.stat().st_mtime_ns)
+              for each in history.parent.iterdir()}  # fmt: skip
+    output = tmp_path / "output" / "file.conf"
+    output.parent.mkdir()
+    for words in ((), ("-o", str(output))):
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", _AUDITED, "--runtime-dir", str(tmp_path / "no daemon"),
+             "recommend", "--state-dir", str(history.parent), "--since", "2020-01-01",
+             "--device", "sda", "--format", form, *words],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        seen = [each for each in ast.literal_eval(done.stderr) if each[0] != "sqlite3.connect"]
+        assert {each for each in ast.literal_eval(done.stderr) if each not in seen} == {
+            ("sqlite3.connect", "mode=ro")
+        }
+        places = {Path(path) for _, path in seen}
+        assert {each.parent for each in places} == ({output.parent} if words else set()), seen
+    after = {each.name: (each.read_bytes(), each.stat().st_mtime_ns)
+             for each in history.parent.iterdir() if each.is_file()}  # fmt: skip
+    assert after == before
 
 
 def test_without_a_history_the_error_says_where_it_looked(tmp_path: Path, run: Run) -> None:
