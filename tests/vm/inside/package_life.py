@@ -332,6 +332,8 @@ def life(readme: str, package: str, newer: str) -> None:
     version = status()["version"]
     test_changed_version(newer, f"{version}.1", "upgraded")
     test_changed_version(package, version, "downgraded")
+    # More starts within ten minutes than the unit is granted after crashes.
+    test_changed_version(newer, f"{version}.1", "upgraded again")
     run("umount", DISK)
     test_remove(package, found)
     test_nothing_left(before)
