@@ -154,10 +154,13 @@ def seen(tree: Path) -> Set[str]:
 
 
 def test_dnf_installs_the_rpm_and_removes_it(dist: Dict[str, Path], tmp_path: Path) -> None:
-    """In a root that systemd has not booted, where its scripts find nothing to stop."""
+    """In a root that systemd has not booted, where its scripts find nothing to stop.
+
+    Its Python is newer than that of the build, and leaves compiled files of its own.
+    """
     tree = tmp_path / "tree"
     tree.mkdir()
-    run("tar", "-xf", str(root_of("bookworm")), "-C", str(tree))
+    run("tar", "-xf", str(root_of("trixie")), "-C", str(tree))
     before = seen(tree)
     said = put(dist[".rpm"], tree, tmp_path)
     assert "not enabled and not started" in said, said
@@ -166,7 +169,10 @@ def test_dnf_installs_the_rpm_and_removes_it(dist: Dict[str, Path], tmp_path: Pa
     assert enabled.stdout == "disabled\n", enabled
     assert run("rpm", f"--root={tree}", "-V", "writebackd") == ""
     version = dist[".rpm"].name.split("-")[1]
+    listed = set(run("rpm", f"--root={tree}", "-ql", "writebackd").split())
     assert version in run("chroot", str(tree), "writebackctl", "version")
+    compiled = (tree / "usr/lib/writebackd").rglob("*.pyc")
+    assert {f"/{path.relative_to(tree)}" for path in compiled} - listed, "nothing compiled anew"
     dnf(tree, dist[".rpm"].parent, "dnf reinstall ./writebackd-*.noarch.rpm")
     run("chroot", str(tree), "systemctl", "enable", "writebackd")
     for name in ("var/lib/writebackd", "var/cache/writebackd"):
