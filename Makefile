@@ -75,8 +75,10 @@ install:
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	install -m 644 systemd/writebackd.sysusers '$(D)$(SYSUSERS)'/writebackd.conf
 	install -m 755 systemd/restart '$(D)$(LIB)'
-	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs '$(D)$(DOC)'
+	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE SECURITY.md docs '$(D)$(DOC)'
 	rm -rf '$(D)$(DOC)/docs/man'
+	# Tests are not installed: a link to them leads nowhere, its text stays.
+	find '$(D)$(DOC)' -name '*.md' -exec sed -Ei 's|\[([^]]*)\]\([./]*tests/[^)]*\)|\1|g' {} +
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/generate.py '$(D)$(PREFIX)/share'
 
 # Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.

@@ -18,6 +18,7 @@ from typing import Dict, Set
 import pytest
 
 from checkout import copy_checkout, need_compiler, run
+from test_docs import broken
 from writebackd import __version__
 
 OBJECTS = [f"writebackd/_bpf/writeback.{machine}.bpf.o" for machine in ("aarch64", "x86_64")]
@@ -300,6 +301,12 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     # The package finds the same files, not a second copy that could differ.
     inside = installed / "usr/lib/writebackd/writebackd/policies"
     assert inside.resolve() == (installed / "usr/lib/writebackd/policies.d").resolve()
+
+
+def test_links_of_the_installed_manual_lead_somewhere(installed: Path) -> None:
+    pages = sorted((installed / "usr/share/doc/writebackd").rglob("*.md"))
+    assert len(pages) > 20
+    assert [each for page in pages for each in broken(page, page.read_text())] == []
 
 
 def test_installed_paths_agree(installed: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -114,15 +115,35 @@ def test_rpmlint_finds_nothing(dist: Dict[str, Path], tmp_path: Path) -> None:
     assert " 0 errors, 0 warnings" in said, said
 
 
+def unpacked(package: Path, where: Path) -> Path:
+    where.mkdir()
+    if package.suffix == ".deb":
+        run("dpkg-deb", "-x", str(package), str(where))
+    else:
+        run("sh", "-c", f"rpm2cpio {package} | cpio -id --quiet", cwd=where)
+    return where
+
+
+@pytest.mark.parametrize("end", [".deb", ".rpm"])
+def test_links_of_the_installed_manual_lead_somewhere(
+    dist: Dict[str, Path], end: str, tmp_path: Path
+) -> None:
+    pages = sorted(unpacked(dist[end], tmp_path / "tree").rglob("*.md"))
+    links = [(page, link) for page in pages
+             for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())
+             if not re.match(r"https?:|mailto:", link)]  # fmt: skip
+    assert len(links) > 100
+    dead = [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+    assert dead == []
+
+
 def test_the_rpm_has_the_objects_of_the_deb(dist: Dict[str, Path], tmp_path: Path) -> None:
     """Stripped by no build script."""
-    run("dpkg-deb", "-x", str(dist[".deb"]), str(tmp_path / "deb"))
-    (tmp_path / "rpm").mkdir()
-    run("sh", "-c", f"rpm2cpio {dist['.rpm']} | cpio -id --quiet", cwd=tmp_path / "rpm")
-    objects = sorted((tmp_path / "deb").rglob("*.bpf.o"))
+    deb, rpm = unpacked(dist[".deb"], tmp_path / "deb"), unpacked(dist[".rpm"], tmp_path / "rpm")
+    objects = sorted(deb.rglob("*.bpf.o"))
     assert len(objects) == 2
     for path in objects:
-        other = tmp_path / "rpm" / path.relative_to(tmp_path / "deb")
+        other = rpm / path.relative_to(deb)
         assert other.read_bytes() == path.read_bytes(), path.name
 
 
