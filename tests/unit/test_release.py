@@ -22,6 +22,7 @@ sys.path.append(str(ROOT / "packaging"))
 import dist
 import sbom
 
+UNITS = (".service", ".timer")
 # Each names the version again, in a format of its own.
 VERSIONS = {
     "debian/changelog": r"\Awritebackd \((.+)-\d+\) ",
@@ -48,6 +49,19 @@ def test_the_readme_installs_in_three_lines_what_make_dist_builds() -> None:
     for (_, lines), package in zip(blocks, packages):
         assert len(lines) == 3
         assert fnmatch.fnmatch(package, lines[0].split()[-1]), lines[0]
+
+
+@pytest.mark.parametrize("name, begin, end", [
+    ("debian/writebackd.prerm", "= remove", "#DEBHELPER#"),
+    ("packaging/writebackd.spec", "\n%preun\n", "\n%postun\n"),
+    ("packaging/writebackd.install", "pre_remove() {", "\n}"),
+])  # fmt: skip
+def test_a_removal_stops_every_unit(name: str, begin: str, end: str) -> None:
+    script = (ROOT / name).read_text().partition(begin)[2].partition(end)[0]
+    units = {path.name for path in (ROOT / "systemd").glob("*.*") if path.suffix in UNITS}
+    assert len(units) == 7
+    assert set(re.findall(r"writebackd[\w-]*(?:\.service|\.timer)", script)) == units
+    assert "reset-failed 'writebackd*'" in script
 
 
 def test_the_spec_s_changelog_ends_with_its_version() -> None:
