@@ -44,7 +44,7 @@ Release: 1
 Summary: What the root has
 License: GPL-2.0-or-later
 BuildArch: noarch
-Provides: /bin/sh, /usr/bin/python3, libbpf = 1.1, python3 = 3.11, systemd = 252
+Provides: /bin/sh, /usr/bin/python3, libbpf.so.1()(64bit), python3 = 3.13, systemd = 257
 %description
 For tests.
 %files
