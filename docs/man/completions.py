@@ -7,6 +7,11 @@ from typing import Dict, Iterable, List
 
 from commands import Argument, Command, Option, writebackctl, writebackd, writebackd_raid
 
+# bash makes three words of --option=value.
+_BASH_WORDS = """\
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
+    [ "$prev" != "=" ] || prev=${COMP_WORDS[COMP_CWORD - 2]}
+    [ "$cur" != "=" ] || cur="""
 _HEAD = "# SPDX-License-Identifier: GPL-2.0-or-later\n# Made by docs/man/generate.py.\n"
 WITHOUT_VERBS = {"writebackd": writebackd, "writebackd-raid": writebackd_raid}
 # What completes a placeholder, in bash; those that are not here take any text.
@@ -116,11 +121,13 @@ def bash_writebackctl() -> str:
         _HEAD + "# shellcheck shell=bash disable=SC2207",
         _BASH_FUNCTIONS,
         "_writebackctl() {",
-        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}",
+        _BASH_WORDS,
         '    local verb="" i',
         "    for ((i = 1; i < COMP_CWORD; i++)); do",
         "        case ${COMP_WORDS[i]} in",
-        f"            {' | '.join(takers)}) ((i++)) ;;",
+        f"            {' | '.join(takers)})",
+        '                [ "${COMP_WORDS[i + 1]}" != "=" ] || ((i++))',
+        "                ((i++)) ;;",
         "            -*) ;;",
         '            *) verb="${verb:+$verb }${COMP_WORDS[i]}" ;;',
         "        esac",
@@ -145,7 +152,7 @@ def bash_simple(program: str) -> str:
         _HEAD + "# shellcheck shell=bash disable=SC2207",
         _BASH_FUNCTIONS,
         f"_{program}() {{",
-        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}",
+        _BASH_WORDS,
         "    case $prev in",
         *_bash_cases(root),
         "    esac",

@@ -165,6 +165,11 @@ def test_bash_completes_values(share: Path) -> None:
     assert completed(share, "writebackctl", "--runtime-dir", "/ru", "wh")[:1] == ["why"]
     assert set(completed(share, "writebackd", "--mode", "")) == {"enforce", "observe"}
     assert "1h" in completed(share, "writebackctl", "history", "--since", "1")
+    # As bash splits --option=value.
+    assert completed(share, "writebackd", "--probe", "=", "l") == ["libbpf"]
+    assert set(completed(share, "writebackd", "--mode", "=")) == {"enforce", "observe"}
+    assert "1h" in completed(share, "writebackctl", "history", "--since", "=")
+    assert completed(share, "writebackctl", "--runtime-dir", "=", "/run", "wh") == ["why"]
     # What follows the command of `run` is not ours: no verb, no option.
     assert completed(share, "writebackctl", "run", "--", "ls", "--js") == []
     assert "bash" in completed(share, "writebackctl", "run", "--", "bas")
