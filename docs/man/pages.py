@@ -11,6 +11,7 @@ from writebackd import __version__
 from writebackd.cli.examples import EXAMPLES
 from writebackd.paths import (
     CACHE_DIR,
+    CACHES,
     HISTORY,
     LEARNED,
     LEDGER,
@@ -182,7 +183,9 @@ def writebackd_raid_8() -> str:
         *_section("EXIT STATUS"),
         *_list((("0", "the file is written, whatever the tools answered"),
                 ("1", "the file cannot be written"), ("2", "wrong use"))),
-        *_section("FILES"), *_list(((RAID, "the answers; believed for 35 minutes"),)),
+        *_section("FILES"),
+        *_list(((RAID, "the answers; believed for 35 minutes"),
+                (CACHES, "state of the kernel's own caches, from --caches; believed for 8 s"))),
         *_section("EXAMPLES"),
         *_list((("sudo writebackd-raid --output -", "print what it finds"),)),
         *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackctl`(1)"),

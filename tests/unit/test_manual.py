@@ -25,7 +25,7 @@ from writebackd.cli import ctl, lease_watcher, run_verb
 from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
 from writebackd.cli.exit_codes import CommandError
-from writebackd.paths import SAMPLES
+from writebackd.paths import CACHES, RAID, SAMPLES
 from writebackd.policy import check, load_policy
 from writebackd.policy.keys import KEYS
 from writebackd.report.history_schema import Event
@@ -90,6 +90,8 @@ def test_the_pages_name_every_verb_option_and_key(share: Path) -> None:
         assert all(flag in eight for flag in option.flags), option
     for option in commands.writebackd_raid().options:
         assert all(flag in raid for flag in option.flags), option
+    listed = re.split(r"(?m)^FILES$", raid)[1]
+    assert RAID in listed and CACHES in listed
     for key in KEYS:
         assert re.search(rf"(?m)^       {key.name} \(.*default", five), key.name
 
