@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 
 def open_closed_streams() -> None:
@@ -28,6 +28,21 @@ def drop_unwritten(name: str = "stderr") -> None:
         getattr(sys, name).flush()
     except OSError:
         setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """A type of argument: so many seconds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = least - 1.0
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"takes {least:g} to {most:g} seconds, as a number")
+        return value
+
+    return parse
 
 
 class Parser(argparse.ArgumentParser):

@@ -209,5 +209,10 @@ def test_the_later_reading_of_a_cache_counts() -> None:
 
 
 def test_the_program_follows_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--caches", "0"]) == 2 and main(["--caches", "2", "--output", "-"]) == 2
+    assert main(["--caches", "2", "--output", "-"]) == 2
     assert "--caches needs a file" in capsys.readouterr().err
+    for option in ("--caches", "--limit"):
+        for value in ("0", "601", "nan", "abc"):
+            with pytest.raises(SystemExit, match="2"):
+                main([option, value])
+            assert f"{option}: takes 0.1 to 600 seconds, as a number" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Callable
 
 
 def kernel_name(device: str) -> str:
@@ -28,21 +27,6 @@ def positive(text: str) -> int:
     if found < 1:
         raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
     return found
-
-
-def seconds(least: float, most: float) -> Callable[[str], float]:
-    """A type of argument: so many seconds."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = least - 1.0
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"takes {least:g} to {most:g} seconds, as a number")
-        return value
-
-    return parse
 
 
 def span(text: str) -> float:

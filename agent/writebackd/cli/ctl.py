@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 from writebackd import __version__
-from writebackd.cli.arguments import number, positive, seconds, span
+from writebackd.cli.arguments import number, positive, span
 from writebackd.cli.examples import EXAMPLES, examples
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
 from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
 # The verbs whose first example --help shows.

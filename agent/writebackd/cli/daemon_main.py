@@ -22,10 +22,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 from writebackd import __version__, journald
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
-from writebackd.cli.arguments import seconds
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.cli.sd_notify import notifier, tell
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Set
 
 from writebackd import __version__
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import linux_storage, report_file
@@ -30,6 +30,7 @@ from writebackd.storage.report_file import CollectorReport, Tool
 # Another tool for the same controllers says the same, and each question costs the firmware time;
 # where the controller is what hangs, it would hang there too.
 _SAME = {"megacli": ("storcli", "perccli"), "perccli": ("storcli",)}
+_TIME = seconds(0.1, 600.0)
 
 
 def collect(
@@ -99,11 +100,11 @@ def parser() -> Parser:
         help=f"default: {RAID}, with --caches {CACHES}; - for standard output",
     )  # fmt: skip
     made.add_argument(
-        "--caches", type=float, metavar="SECONDS",
+        "--caches", type=_TIME, metavar="SECONDS",
         help="read bcache, dm-writecache and dm-cache alone, again and again, until there is none",
     )  # fmt: skip
     made.add_argument(
-        "--limit", type=float, default=LIMIT_S, metavar="SECONDS",
+        "--limit", type=_TIME, default=LIMIT_S, metavar="SECONDS",
         help="for each question; default: %(default)g",
     )  # fmt: skip
     return made
@@ -123,10 +124,6 @@ def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
 
 def _main(argv: Optional[Sequence[str]], top: Path) -> int:
     options = parser().parse_args(argv)
-    for name, value in (("limit", options.limit), ("caches", options.caches)):
-        if value is not None and not 0 < value <= 600:
-            complain(f"writebackd-raid: --{name} is between 0 and 600 s")
-            return 2
     if options.caches is not None and str(options.output) == "-":
         complain("writebackd-raid: --caches needs a file for its output")
         return 2
