@@ -351,19 +351,24 @@ def test_the_daemon_never_imports_rich() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("package", "modules"), [("rich", ("rich.console", "rich")), ("psutil", ("psutil",))]
-)
-def test_without_rich_or_psutil_it_says_how_to_get_it(
-    package: str, modules: Tuple[str, ...]
+@pytest.mark.parametrize("modules, packages", [
+    (("rich.console", "rich"), ("rich",)),
+    (("psutil", "pyroute2", "rich.console", "rich"), ("psutil", "pyroute2", "rich")),
+])  # fmt: skip
+def test_without_packages_it_says_how_to_get_all_of_them(
+    modules: Tuple[str, ...], packages: Tuple[str, ...]
 ) -> None:
-    result = python(
-        f"import sys; sys.modules.update(dict.fromkeys({modules}));"
-        " from writebackd.cli.ctl import main; sys.exit(main(['top']))"
-    )
-    assert result.returncode == 1
-    assert f"apt-get install python3-{package} " in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    apt = " ".join(f"python3-{name}" for name in packages)
+    for found, command in (("'/usr/bin/apt-get'", f"sudo apt-get install {apt}"),
+                           ("None", f"pip install {' '.join(packages)}")):  # fmt: skip
+        result = python(
+            f"import shutil, sys; sys.modules.update(dict.fromkeys({modules}));"
+            f" shutil.which = lambda name: {found};"
+            " from writebackd.cli.ctl import main; sys.exit(main(['top']))"
+        )
+        assert result.returncode == 1
+        assert result.stderr.endswith(f"top needs: {command}\n")
+        assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 import tty
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
@@ -37,6 +38,8 @@ _TIMEOUT_S = 2.0
 _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Terminals that have no block elements in their fonts.
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
+# Those that the rest does without.
+_PACKAGES = ("psutil", "pyroute2", "rich")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
 
@@ -67,12 +70,11 @@ def _parts(when: str) -> "Tuple[View, Waits]":
         from writebackd.cli.io_waits import Waits
         from writebackd.cli.top_view import View
     except ImportError as error:
-        package = (error.name or "rich").partition(".")[0]
-        raise CommandError(
-            f"top needs the Python package {package}: sudo apt-get install python3-{package}"
-            " (elsewhere: pip install 'writebackd[top]')",
-            BAD_NEWS,
-        ) from None
+        missing = [name for name in _PACKAGES if find_spec(name) is None] or [str(error.name)]
+        by = "pip install"
+        if shutil.which("apt-get"):
+            by, missing = "sudo apt-get install", [f"python3-{name}" for name in missing]
+        raise CommandError(f"top needs: {by} {' '.join(missing)}", BAD_NEWS) from None
     return View(wants_colour(sys.stdout, when), _has_blocks()), Waits()
 
 
