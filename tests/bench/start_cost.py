@@ -4,7 +4,8 @@
     python -m tests.bench.start_cost
 
 The daemon runs on this kernel in mode observe, which sets nothing, without the packages that only
-`writebackctl top` needs.  The times are printed and not judged: they are the machine's.
+`writebackctl top` needs.  Wall time is printed and not judged: it is the machine's.  Exit code 1
+where no start took less processor time than BUSY_S.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from writebackd.cli.exit_codes import CommandError
 ROUNDS = 3
 WAIT_S = 30.0
 WANTED_S = 1.0
+# Seen on a loaded machine: 0.43 to 0.52.
+BUSY_S = 0.8
 PROGRAM = """
 import sys
 sys.modules.update(dict.fromkeys(("psutil", "pyroute2", "rich")))
@@ -66,8 +69,8 @@ def main() -> int:
             found.append(start(Path(name)))
     wall, busy = (" ".join(f"{each[n]:.2f}" for each in sorted(found)) for n in (0, 1))
     print(f"start to first decision: {wall} s (wanted: {WANTED_S:.0f}), of it processor time"
-          f" {busy}; {max(rss for *_, rss in found) / 1e6:.0f} MB resident")
-    return 0
+          f" {busy} (at most {BUSY_S:g}); {max(rss for *_, rss in found) / 1e6:.0f} MB resident")
+    return int(min(each[1] for each in found) > BUSY_S)
 
 
 if __name__ == "__main__":
