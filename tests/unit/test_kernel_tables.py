@@ -24,6 +24,8 @@ JUNIT = """
 <failure message="assert 9 == 50&#10;more">long</failure></testcase>
 <testcase classname="tests.vm.inside.daemon_cases" name="test_alone">
 <skipped message="this kernel has none"/></testcase>
+<testcase classname="tests.kernel.test_probe" name="test_tier[fentry]">
+<skipped type="pytest.xfail" message="fentry refused for ext4"/></testcase>
 <testcase classname="tests.vm.inside.daemon_cases" name="test_broken"><error message=""/></testcase>
 </testsuite></testsuites>
 """
@@ -46,6 +48,7 @@ def test_each_test_has_its_outcome_with_the_first_line_of_why() -> None:
             "lvm-xfs-msync": PASSED, "lvm-xfs-fsync": "failed: assert 9 == 50",
         },
         "daemon_cases.test_alone": {"": "skipped: this kernel has none"},
+        "test_probe.test_tier": {"fentry": "refused: fentry refused for ext4"},
         "daemon_cases.test_broken": {"": "failed: "},
     }  # fmt: skip
     assert properties == {"miss": ["a", "b"]}

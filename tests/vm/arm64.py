@@ -36,7 +36,7 @@ MODULES = ("loop", "xfs", "btrfs", "overlay")
 PYTEST = ("python3", "-m", "pytest", "-q", "-s", "-rs", "--durations=10", "--noconftest",
           "-o", "cache_dir=/tmp/cache")  # fmt: skip
 # This kernel takes no fentry (no CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS).
-SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
+SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBE": "1", "WRITEBACKD_EXPECT_TP_BTF": "1"}
 # Seconds of wall time.
 TIME_LIMIT = 1800.0
 

@@ -16,21 +16,21 @@ from .machine import MachineMissing, check_host
 
 @dataclass(frozen=True)
 class Kernel:
-    """suite: Debian's name. fentry: whether it is there on functions of modules."""
+    """suite: Debian's name. module_btf: without it fentry and tp_btf take nothing of modules."""
 
     suite: str
-    fentry: bool = True
+    module_btf: bool = True
 
     @property
     def settings(self) -> Mapping[str, str]:
         """What the guest's tests may expect: they fail there, not skip, without it."""
-        expected = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
-        return {**expected, "WRITEBACKD_EXPECT_FENTRY": "1"} if self.fentry else expected
+        hooks = ("KPROBE", "FENTRY", "TP_BTF") if self.module_btf else ("KPROBE",)
+        return {"WRITEBACKD_VM": "1", **{f"WRITEBACKD_EXPECT_{each}": "1" for each in hooks}}
 
 
 # Oldest first: 5.10, 6.1, 6.12, and whatever is newest.
 KERNELS = (
-    Kernel("bullseye", fentry=False), Kernel("bookworm"), Kernel("trixie"), Kernel("sid"),
+    Kernel("bullseye", module_btf=False), Kernel("bookworm"), Kernel("trixie"), Kernel("sid"),
 )  # fmt: skip
 
 

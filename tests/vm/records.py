@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 RESULTS = Path(__file__).parent / "results"
 PASSED = "passed"
+REFUSED = "pytest.xfail"  # in JUnit XML, of what pytest.xfail() ended
 Outcomes = Dict[str, Dict[str, str]]
 # What is proven -> the tests that prove it, as MODULE.TEST.
 CLAIMS: Mapping[str, Sequence[str]] = {
@@ -44,7 +45,8 @@ CLAIMS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Record:
-    """outcomes: MODULE.TEST -> its parameters -> "passed", or "failed: ", "skipped: " and why.
+    """outcomes: MODULE.TEST -> its parameters -> "passed", or "failed: ", "skipped: ",
+    "refused: " (by the kernel, which may) and why.
 
     place: "virtual machine" or "the host itself". kernel: whose it is, for people.
     io_instructions: of the probe's program for a completed request, by the job of cost_cases.py.
@@ -90,7 +92,7 @@ def _outcome(case: ElementTree.Element) -> str:
         found = case.find(tag)
         if found is not None:
             first, *_ = (found.get("message") or "").split("\n")
-            return f"{word}: {first}"
+            return f"{'refused' if found.get('type') == REFUSED else word}: {first}"
     return PASSED
 
 

@@ -168,6 +168,8 @@ def _command_lines() -> list[str]:
         ('<testcase name="a"/>', True),
         ('<testcase name="a"/><testcase name="b"><skipped message="no fio"/></testcase>', False),
         ('<testcase name="b"><skipped message="no fio"/></testcase>', False),
+        ('<testcase name="a"/><testcase name="b"><skipped type="pytest.xfail"/></testcase>', True),
+        ('<testcase name="b"><skipped type="pytest.xfail"/></testcase>', False),
         ("", False),
         ('<testcase name="a"/><testcase name="b"><failure/></testcase>', False),
         ('<testcase name="a"/><testcase name="b"><error/></testcase>', False),
