@@ -124,3 +124,25 @@ def test_every_claim_names_tests_that_exist() -> None:
         for name in tests:
             module, _, test = name.partition(".")
             assert f"def {test}(" in sources[module], name
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in records.RESULTS.glob("*.json")))
+def test_a_record_is_of_the_present_bpf_sources(name: str) -> None:
+    assert records.load()[name].bpf_sha256 == records.bpf_sha256(), (
+        f"tests/vm/results/{name}.json was made with other bpf/*.[ch]: renew it by"
+        f" `python -m tests.vm.matrix {name}`, then `make docs`"
+    )
+
+
+def test_any_change_of_a_bpf_source_changes_the_hash(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text("1\n")
+    (tmp_path / "b.bpf.c").write_text("2\n")
+    hashes = [records.bpf_sha256(tmp_path)]
+    for change in (
+        lambda: (tmp_path / "Makefile").write_text("all:\n"),
+        lambda: (tmp_path / "a.h").write_text("3\n"),
+        lambda: (tmp_path / "a.h").rename(tmp_path / "c.h"),
+    ):
+        change()
+        hashes.append(records.bpf_sha256(tmp_path))
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 3

@@ -31,7 +31,7 @@ from .guest_tests import PYTEST, Run, run_in_guest
 from .inside.recorded import IO_INSTRUCTIONS
 from .kernels import KERNELS, of_suite
 from .machine import GuestFailed, Machine, MachineMissing
-from .records import Record, of_junit, save
+from .records import Record, bpf_sha256, of_junit, save
 
 LEVERS = "tests/kernel/test_levers.py::test_"
 LIMIT_TESTS = (
@@ -108,7 +108,7 @@ def _record(kernel: str, place: str, *reports: str) -> Record:
         misses=properties.get("miss", []),
         io_instructions={key.partition(IO_INSTRUCTIONS)[2]: int(value)
                          for key, value in first.items() if key.startswith(IO_INSTRUCTIONS)},
-        outcomes=outcomes,
+        bpf_sha256=bpf_sha256(), outcomes=outcomes,
     )  # fmt: skip
 
 

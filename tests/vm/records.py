@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from xml.etree import ElementTree
 
 RESULTS = Path(__file__).parent / "results"
+BPF = Path(__file__).parents[2] / "bpf"
 PASSED = "passed"
 REFUSED = "pytest.xfail"  # in JUnit XML, of what pytest.xfail() ended
 Outcomes = Dict[str, Dict[str, str]]
@@ -50,6 +52,7 @@ class Record:
 
     place: "virtual machine" or "the host itself". kernel: whose it is, for people.
     io_instructions: of the probe's program for a completed request, by the job of cost_cases.py.
+    bpf_sha256: of the sources that were tried, see bpf_sha256().
     """
 
     kernel: str
@@ -62,6 +65,7 @@ class Record:
     fsync_hook: Optional[str] = None
     misses: List[str] = field(default_factory=list)
     io_instructions: Dict[str, int] = field(default_factory=dict)
+    bpf_sha256: str = ""
     outcomes: Outcomes = field(default_factory=dict)
 
     def of_claim(self, claim: str) -> Dict[str, str]:
@@ -70,6 +74,15 @@ class Record:
             f"{test}[{row}]": outcome
             for test in CLAIMS[claim] for row, outcome in self.outcomes.get(test, {}).items()
         }  # fmt: skip
+
+
+def bpf_sha256(folder: Path = BPF) -> str:
+    """Of the names and contents of bpf/*.[ch]: a record vouches for no others."""
+    sources = hashlib.sha256()
+    for path in sorted(folder.glob("*.[ch]")):
+        content = path.read_bytes()
+        sources.update(f"{path.name} {len(content)}\n".encode() + content)
+    return sources.hexdigest()
 
 
 def of_junit(*reports: str) -> Tuple[Outcomes, Dict[str, List[str]]]:
