@@ -20,7 +20,7 @@ _SYNCS = "storage_cases.test_syncs_are_exact"
 def filled(text: str, records: Mapping[str, Record]) -> str:
     """A page with its tables made anew, between `<!-- table: NAME -->` and the end."""
     tables = {"proven": proven, "hooks": hooks, "storage": storage, "cost": cost,
-              "skipped": skipped}
+              "flood": flood, "skipped": skipped}
     return _TABLE.sub(lambda found: found[1] + tables[found[2]](records) + found[3], text)
 
 
@@ -65,13 +65,12 @@ def storage(records: Mapping[str, Record]) -> str:
 
 def cost(records: Mapping[str, Record]) -> str:
     """Instructions of the probe per block IO, where they were counted."""
-    counted = [each for each in records.values() if each.io_instructions]
-    jobs = list(dict.fromkeys(job for each in counted for job in each.io_instructions))
-    return _table(
-        ["kernel", *jobs],
-        ([_name(each), *(str(each.io_instructions.get(job, "not run")) for job in jobs)]
-         for each in counted),
-    )  # fmt: skip
+    return _figures({_name(each): each.io_instructions for each in records.values()})
+
+
+def flood(records: Mapping[str, Record]) -> str:
+    """A flood without a probe."""
+    return _figures({_name(each): each.flood for each in records.values()})
 
 
 def skipped(records: Mapping[str, Record]) -> str:
@@ -83,6 +82,17 @@ def skipped(records: Mapping[str, Record]) -> str:
         rows += [[_name(each), outcome.replace("|", "\\|"), str(count)]
                  for outcome, count in sorted(other.items())]  # fmt: skip
     return _table(["kernel", "why", "tests"], rows)
+
+
+def _figures(of_kernels: Mapping[str, Mapping[str, float]]) -> str:
+    """Kernels that have any x figures."""
+    of_kernels = {name: figures for name, figures in of_kernels.items() if figures}
+    heads = list(dict.fromkeys(head for figures in of_kernels.values() for head in figures))
+    return _table(
+        ["kernel", *heads],
+        ([name, *(f"{figures[head]:g}" if head in figures else "not run" for head in heads)]
+         for name, figures in of_kernels.items()),
+    )  # fmt: skip
 
 
 def _one(record: Record, test: str, row: str) -> List[str]:

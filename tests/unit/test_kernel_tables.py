@@ -83,6 +83,15 @@ def test_instructions_are_shown_where_they_were_counted() -> None:
     assert table.splitlines()[3:] == ["| 6.12 (Debian x) | 251 | 300 |"]
 
 
+def test_figures_of_a_flood_are_shown_as_measured() -> None:
+    table = kernel_tables.flood({
+        "x": record(probe="procfs", fsync_hook=None, flood={"dirty, MB": 181.0, "rest, s": 15.4}),
+        "y": record("7.2.1"),
+    })  # fmt: skip
+    assert table.splitlines()[0::2] == ["| kernel | dirty, MB | rest, s |",
+                                        "| 6.1 (Debian x, no probe) | 181 | 15.4 |"]
+
+
 def test_only_what_is_between_the_marks_is_made_anew() -> None:
     page = "a\n<!-- table: skipped -->\nold\n<!-- end of table -->\nb\n"
     outcomes = {"m.t": {"1": "skipped: no a|b", "2": "skipped: no a|b", "3": PASSED}}

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from .fetch_kernel import (
     fetch_storage_tools,
 )
 from .guest_tests import PYTEST, Run, run_in_guest
-from .inside.recorded import IO_INSTRUCTIONS
+from .inside.recorded import FLOOD, IO_INSTRUCTIONS
 from .kernels import KERNELS, of_suite
 from .machine import GuestFailed, Machine, MachineMissing
 from .records import Record, bpf_sha256, of_junit, save
@@ -106,10 +107,16 @@ def _record(kernel: str, place: str, *reports: str) -> Record:
         place=place, date=datetime.date.today().isoformat(), probe=first.get("backend", "none"),
         request_hook=first.get("request_hook"), fsync_hook=first.get("fsync_hook"),
         misses=properties.get("miss", []),
-        io_instructions={key.partition(IO_INSTRUCTIONS)[2]: int(value)
-                         for key, value in first.items() if key.startswith(IO_INSTRUCTIONS)},
+        io_instructions={key: int(value) for key, value in _named(first, IO_INSTRUCTIONS)},
+        flood={key: float(value) for key, value in _named(first, FLOOD)},
         bpf_sha256=bpf_sha256(), outcomes=outcomes,
     )  # fmt: skip
+
+
+def _named(properties: Mapping[str, str], prefix: str) -> list[tuple[str, str]]:
+    """Those whose names begin so, without that."""
+    return [(key[len(prefix):], value) for key, value in properties.items()
+            if key.startswith(prefix)]  # fmt: skip
 
 
 def main(names: list[str]) -> int:

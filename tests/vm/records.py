@@ -52,6 +52,7 @@ class Record:
 
     place: "virtual machine" or "the host itself". kernel: whose it is, for people.
     io_instructions: of the probe's program for a completed request, by the job of cost_cases.py.
+    flood: without a probe, by the figures' names in procfs_cases.py.
     bpf_sha256: of the sources that were tried, see bpf_sha256().
     """
 
@@ -65,6 +66,7 @@ class Record:
     fsync_hook: Optional[str] = None
     misses: List[str] = field(default_factory=list)
     io_instructions: Dict[str, int] = field(default_factory=dict)
+    flood: Dict[str, float] = field(default_factory=dict)
     bpf_sha256: str = ""
     outcomes: Outcomes = field(default_factory=dict)
 

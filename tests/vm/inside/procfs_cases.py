@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.kernel.fault_rig import limits, limits_kept, wait_for
 from tests.kernel.test_daemon import Running
 from tests.vm.inside.flood import MIB, SCRATCH, dirty_bytes, flood, scratch_disk_name
-from tests.vm.inside.recorded import Record, record_probe
+from tests.vm.inside.recorded import FLOOD, Record, record_probe
 
 # One line for each: when it ended, and how long it took.
 SYNCS = """
@@ -92,7 +92,13 @@ def test_a_flood_is_held_without_a_probe(record_testsuite_property: Record) -> N
               f" {most / MIB:.0f} MiB on the way, then {held / MIB:.1f} MiB\n{row}")  # fmt: skip
         syncs.slowest("before the flood", 0.0, began)
         coming = syncs.slowest("on the way", began, rest)
-        assert syncs.slowest("at rest", rest, over) < coming / 2
+        resting = syncs.slowest("at rest", rest, over)
+        for name, value in (
+            ("dirty at most, MB", most / 1e6), ("limit at rest after, s", rest - began),
+            ("slowest fsync until then, s", coming), ("at rest, s", resting),
+        ):  # fmt: skip
+            record_testsuite_property(f"{FLOOD}{name}", f"{value:.3g}")
+        assert resting < coming / 2
         assert limit < 64 * MIB and held < 2 * limit + 32 * MIB and held < most / 2
         assert row["state"] == "blind" and row["fsync_p99_s"] is None
         assert code == 0 and limits() == found

@@ -7,7 +7,8 @@ import os
 from typing import Any, Callable, Mapping
 
 Record = Callable[[str, object], None]  # pytest's record_testsuite_property
-IO_INSTRUCTIONS = "io_instructions: "  # in front of a job's name
+# In front of a job's name, and of what a flood was like.
+IO_INSTRUCTIONS, FLOOD = "io_instructions: ", "flood: "
 
 
 def record_probe(record: Record, probe: Mapping[str, Any]) -> None:
