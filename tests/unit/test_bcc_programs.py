@@ -62,6 +62,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(bcc_programs, "_FIND_BCC", "")
     monkeypatch.setattr(bcc_programs, "_MODULES", modules)
     monkeypatch.setattr(bcc_programs, "_KHEADERS", tmp_path / "none")
+    monkeypatch.setattr(bcc_programs, "_BTF", tmp_path / "btf")
     # pytest's directories lie below /tmp.
     monkeypatch.setattr(bcc_programs, "others_may_change", lambda path: path.stat().st_mode & 0o022)
     return host
@@ -141,8 +142,21 @@ def test_what_is_missing_is_named_with_its_packages(
 def test_where_modules_are_hidden_nothing_is_called_missing(host: Host, tmp_path: Path) -> None:
     """As the daemon's unit hides them: its headers may well be installed."""
     (tmp_path / "modules").rename(tmp_path / "hidden")
+    (tmp_path / "modules").mkdir(mode=0)
     with pytest.raises(OSError, match="writebackd --compile-probe"):
         host.programs()
+
+
+def test_a_kernel_without_modules_is_told_so(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "modules" / RELEASE).rename(tmp_path / "modules" / "another")
+    modules = tmp_path / "modules" / RELEASE
+    why = f"{modules} is missing: a kernel without modules or headers"
+    with pytest.raises(OSError, match="no BTF") as without:
+        host.programs()
+    (tmp_path / "btf").touch()
+    with pytest.raises(OSError, match="missing") as with_btf:
+        host.programs()
+    assert (str(without.value), str(with_btf.value)) == (f"the kernel has no BTF, and {why}", why)
 
 
 def instruction(opcode: int, source: int, number: int) -> bytes:

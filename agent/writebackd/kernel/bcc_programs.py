@@ -7,7 +7,6 @@ A child compiles (bcc_child.py), so that LLVM's 210 MB are gone when it is done.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 import logging
@@ -29,6 +28,7 @@ LIMIT_S = 60.0
 _FIND_BCC = "import importlib.util, sys; sys.exit(importlib.util.find_spec('bcc') is None)"
 _KHEADERS = Path("/sys/kernel/kheaders.tar.xz")
 _MODULES = Path("/lib/modules")
+_BTF = Path("/sys/kernel/btf/vmlinux")
 
 
 def missing() -> List[str]:
@@ -89,16 +89,18 @@ def _keep(cache: Path, key: str, compiled: Dict[str, str]) -> None:
 
 
 def _compile(source: str, flags: Sequence[str]) -> Dict[str, str]:
-    # False also where the unit's sandbox refuses to look.
-    if not os.path.isdir(_MODULES / os.uname().release):
+    why = "" if _BTF.exists() else "the kernel has no BTF, and "
+    modules = _MODULES / os.uname().release
+    if _hidden(_MODULES):
         raise OSError(
-            errno.ENOENT,
-            "the kernel has no BTF, its probe is not compiled yet, and /lib/modules cannot be read"
-            " here: see `systemctl status writebackd-probe`, or run `writebackd --compile-probe`",
+            f"{why}bcc has not compiled the probe yet; {_MODULES} cannot be read here: see"
+            " `systemctl status writebackd-probe`, or run `writebackd --compile-probe`"
         )
+    if not modules.is_dir():
+        raise OSError(f"{why}{modules} is missing: a kernel without modules or headers")
     lacking = missing()
     if lacking:
-        raise OSError(errno.ENOENT, f"the kernel has no BTF, and bcc needs {' and '.join(lacking)}")
+        raise OSError(f"{why}bcc needs {' and '.join(lacking)}")
     try:
         done = subprocess.run(
             [PYTHON, "-I", str(CHILD), *flags], input=source, capture_output=True, text=True,
@@ -106,12 +108,20 @@ def _compile(source: str, flags: Sequence[str]) -> Dict[str, str]:
             timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise OSError(errno.ETIMEDOUT, f"bcc did not compile within {LIMIT_S:g} s") from None
+        raise OSError(f"bcc did not compile within {LIMIT_S:g} s") from None
     if done.returncode:
         log.debug("bcc: %s", done.stderr)
-        raise OSError(errno.EIO, f"bcc: {_reason(done.stderr)}")
+        raise OSError(f"bcc: {_reason(done.stderr)}")
     compiled: Dict[str, str] = json.loads(done.stdout)
     return compiled
+
+
+def _hidden(directory: Path) -> bool:
+    """Whether the unit's sandbox hides it: systemd mounts a directory over it that has no mode."""
+    try:
+        return not directory.stat().st_mode & 0o777
+    except OSError:
+        return False
 
 
 def _reason(errors: str) -> str:
