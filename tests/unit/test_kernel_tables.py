@@ -13,7 +13,7 @@ from checkout import ROOT
 
 sys.path += [str(ROOT / "docs" / "man"), str(ROOT)]
 import kernel_tables
-from tests.vm import records
+from tests.vm import matrix, records
 from tests.vm.records import CLAIMS, PASSED, Record
 
 JUNIT = """
@@ -83,6 +83,15 @@ def test_instructions_are_shown_where_they_were_counted() -> None:
     assert table.splitlines()[3:] == ["| 6.12 (Debian x) | 251 | 300 |"]
 
 
+def test_a_skip_is_fair_only_for_what_the_kernel_lacks() -> None:
+    outcomes = {"m.t": {"1": PASSED, "2": "skipped: no bdi", "3": "skipped: no raid10",
+                        "4": "failed: no bdi", "5": "refused: fentry"}}  # fmt: skip
+    assert records.unexpected(outcomes, ["no bdi"]) == [
+        "m.t[3] skipped: no raid10", "m.t[4] failed: no bdi"
+    ]
+    assert len(records.unexpected(outcomes, [])) == 3
+
+
 def test_figures_of_a_flood_are_shown_as_measured() -> None:
     table = kernel_tables.flood({
         "x": record(probe="procfs", fsync_hook=None, flood={"dirty, MB": 181.0, "rest, s": 15.4}),
@@ -141,6 +150,12 @@ def test_a_record_is_of_the_present_bpf_sources(name: str) -> None:
         f"tests/vm/results/{name}.json was made with other bpf/*.[ch]: renew it by"
         f" `python -m tests.vm.matrix {name}`, then `make docs`"
     )
+
+
+def test_records_have_no_failure_and_no_skip_that_is_not_expected() -> None:
+    wrong = {name: records.unexpected(each.outcomes, matrix.lacks_of(name, each))
+             for name, each in records.load().items()}  # fmt: skip
+    assert not any(wrong.values()), wrong
 
 
 def test_any_change_of_a_bpf_source_changes_the_hash(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,14 @@ from .machine import MachineMissing, check_host
 
 @dataclass(frozen=True)
 class Kernel:
-    """suite: Debian's name. module_btf: without it fentry and tp_btf take nothing of modules."""
+    """suite: Debian's name. module_btf: without it fentry and tp_btf take nothing of modules.
+
+    lacks: what its tests may be skipped for, in their words.
+    """
 
     suite: str
     module_btf: bool = True
+    lacks: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -28,9 +33,11 @@ class Kernel:
         return {"WRITEBACKD_VM": "1", **{f"WRITEBACKD_EXPECT_{each}": "1" for each in hooks}}
 
 
+NO_LIMITS_PER_DEVICE = ("this kernel has no limits in bytes per device",)
 # Oldest first: 5.10, 6.1, 6.12, and whatever is newest.
 KERNELS = (
-    Kernel("bullseye", module_btf=False), Kernel("bookworm"), Kernel("trixie"), Kernel("sid"),
+    Kernel("bullseye", module_btf=False, lacks=NO_LIMITS_PER_DEVICE),
+    Kernel("bookworm", lacks=NO_LIMITS_PER_DEVICE), Kernel("trixie"), Kernel("sid"),
 )  # fmt: skip
 
 
@@ -53,3 +60,12 @@ def missing(reason: str) -> Path:
     if os.environ.get("WRITEBACKD_REQUIRE_VM"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def left_out(what: str) -> None:
+    """A warning, and a line below the gate's tests: see LEFT_OUT in tests/run."""
+    warnings.warn(what, stacklevel=2)
+    path = os.environ.get("LEFT_OUT")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            print(what, file=file)

@@ -111,6 +111,14 @@ def _outcome(case: ElementTree.Element) -> str:
     return PASSED
 
 
+def unexpected(outcomes: Outcomes, lacks: Sequence[str]) -> List[str]:
+    """What failed, or was skipped for another reason than what the kernel lacks."""
+    fair = [f"skipped: {each}" for each in lacks]
+    return [f"{test}[{row}] {outcome}" for test, rows in outcomes.items()
+            for row, outcome in rows.items()
+            if outcome != PASSED and not outcome.startswith("refused") and outcome not in fair]
+
+
 def save(name: str, record: Record) -> Path:
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
