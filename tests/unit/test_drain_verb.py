@@ -399,6 +399,30 @@ def test_a_disk_that_no_controller_makes_up_needs_no_tool(
     assert (code, answer(out)["verified"]) == (0, known)
 
 
+@pytest.mark.parametrize("module, count, leaf, read, known", [
+    ("dm_cache", "1", "sdx", False, False), ("bcache", "2", "sdx", False, False),
+    ("dm_cache", "1", "sdx", True, True), ("dm_cache", "0", "sdx", False, True),
+    ("dm_cache", "1", "sda", False, True), ("dm_crypt", "1", "sdx", False, True),
+])  # fmt: skip
+def test_caches_that_nobody_reads_are_not_verified_where_they_may_be(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, module: str,
+    count: str, leaf: str, read: bool, known: bool,
+) -> None:
+    tree = FakeSysfs(here)
+    tree.text(f"/sys/module/{module}/refcnt", count)
+    monkeypatch.setattr(drain_caches, "is_stale", lambda *_: False)
+    if read:
+        monkeypatch.setattr(drain_caches, "read", lambda *_: None)
+    (seen,) = daemon.shown.sample.devices
+    upper = replace(seen, device=replace(seen.device, leaves=(leaf,)))
+    daemon.shown = replace(
+        daemon.shown, sample=replace(daemon.shown.sample, devices=(upper,))
+    )
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert (code, answer(out)["verified"]) == (0, known)
+
+
 # Says what it was called with, and fails where there is a file `unflushed`.
 DMSETUP = """#!/bin/sh
 echo "$@" >>{here}/flushed

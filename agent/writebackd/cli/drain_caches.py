@@ -9,11 +9,18 @@ from typing import Mapping, Optional, Sequence, Set
 from writebackd import formats
 from writebackd.cli.drain_children import Child
 from writebackd.cli.status_screen import Answer, clean
+from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_disks
+from writebackd.paths import CACHES
+from writebackd.storage.backing_watch import is_stale
+from writebackd.storage.raid_types import ToolError
+from writebackd.storage.report_file import read
 from writebackd.types.storage import CACHES_OF_THE_KERNEL
 
 _FILES = KernelFiles()
+# The modules of those caches that writebackd-caches.service reads.
+_MODULES = ("bcache", "dm_writecache", "dm_cache")
 # A cache with no more than that in it counts as empty: a filesystem in use is never still.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
 
@@ -24,6 +31,18 @@ def behind_controllers(rows: Sequence[Answer]) -> Set[str]:
     return {row["name"] for row in rows if volumes.intersection(row["leaves"])}
 
 
+def are_caches_unread() -> bool:
+    """Whether caches of the kernel are in use, and nobody says how much they hold."""
+    counts = [_FILES.try_read(f"/sys/module/{each}/refcnt") for each in _MODULES]
+    if not any(int(each or 0) for each in counts):
+        return False
+    try:
+        told = read(_FILES.path(CACHES))
+    except (OSError, ToolError):
+        return True
+    return is_stale(told, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
+
+
 def _is_known(said: Answer) -> bool:
     """Whether it is how much of the writes it holds back."""
     return said["dirty_bytes"] is not None or said["mode"] == "write-through"
@@ -32,8 +51,13 @@ def _is_known(said: Answer) -> bool:
 class Cache:
     """The write caches behind a device, as `status` has them, and what came of flushing them."""
 
-    def __init__(self, row: Answer, flushes: Mapping[str, Child], has_controller: bool) -> None:
-        """`flushes` have ended; by the disk of the cache."""
+    def __init__(
+        self, row: Answer, flushes: Mapping[str, Child], has_controller: bool, is_unread: bool
+    ) -> None:
+        """`flushes` have ended; by the disk of the cache.
+
+        `is_unread`: it may be, or be on, a cache of the kernel that nobody reads.
+        """
         cache = row["write_cache"]
         self.name: str = row["name"]
         self._kind = cache["kind"] or ("controller" if has_controller else "behind it")
@@ -45,7 +69,7 @@ class Cache:
         ) or (has_controller and not any(
             _is_known(each) for each in cache["reported"]
             if each["source"] not in CACHES_OF_THE_KERNEL
-        ))  # fmt: skip
+        )) or is_unread  # fmt: skip
         flushed = [
             flushes[each["disk"]] for each in cache["reported"] if each.get("disk") in flushes
         ]

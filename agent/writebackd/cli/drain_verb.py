@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.drain_caches import Cache, behind_controllers
+from writebackd.cli.drain_caches import Cache, are_caches_unread, behind_controllers
 from writebackd.cli.drain_children import (
     Child,
     flush,
@@ -86,6 +86,7 @@ class _Course:
         self._unheld: Sequence[str] = ()  # why not, though asked for
         self._gone: Set[str] = set()
         self._with_controller: Set[str] = set()
+        self._stacked: Set[str] = set()  # on something else than a disk: a cache, perhaps
 
     def begin(self) -> None:
         self._say(f"drain of {clean(', '.join(self._begun['devices']))}; Ctrl-C ends it")
@@ -97,6 +98,7 @@ class _Course:
         rows = [row for row in found if row["name"] in names]
         self._gone.update(set(names) - {row["name"] for row in rows})
         self._with_controller = behind_controllers(rows)
+        self._stacked = {row["name"] for row in rows if row["leaves"] != [row["name"]]}
         with interrupted_later():
             self._sync(rows)
 
@@ -217,8 +219,10 @@ class _Course:
 
     def _caches(self) -> List[Cache]:
         ended = {disk: each for disk, each in self._flushes.items() if not each.runs()}
+        unread = self._stacked if are_caches_unread() else set()
         return [
-            Cache(row, ended, row["name"] in self._with_controller) for row in self._rows()
+            Cache(row, ended, row["name"] in self._with_controller, row["name"] in unread)
+            for row in self._rows()
         ]
 
     # ---- what is shown -----------------------------------------------------
