@@ -10,7 +10,7 @@ from typing import Dict, Optional, Sequence
 import pytest
 
 from tests.sim import drawn
-from tests.sim.plant import MB, Disk, Flood, Loop, Plant, SyncLoad
+from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
 from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
 from writebackd.policy import load_policy
@@ -63,6 +63,22 @@ def test_a_flood_under_the_limits_as_found_shows_r(waves: bool) -> None:
     print(f"\n{len(known)} hosts, R / media {min(known.values()):.2f} to {max(known.values()):.2f}")
     assert len(known) >= (18 if waves else 41)
     assert all(each == pytest.approx(1.0, abs=RATE) for each in known.values())
+
+
+@pytest.mark.parametrize("enforced_s", [9.0, 12.0, 14.0, 17.0])
+def test_r_is_right_where_enforcing_begins_after_a_change(enforced_s: float) -> None:
+    """Seconds after the media became slower, in a flood that was only observed until then."""
+    disk, changed_s = Disk(drain=400 * MB, cache=64 * MB, link=1000 * MB), 40.0
+    plant = Plant((disk,), (Flood(start_s=6.0),), (SyncLoad(),),
+                  (Event(changed_s, {"drain": 100 * MB}),), seed=1)  # fmt: skip
+    loop, rates = Loop(POLICY, plant, Memory(mode=Mode.OBSERVE)), []
+    while plant.now_s < changed_s + enforced_s + 60.0:
+        if plant.now_s >= changed_s + enforced_s:
+            loop.memory = replace(loop.memory, mode=Mode.ENFORCE)
+        _, estimates, _ = loop.tick(1.0)
+        (found,) = estimates.values()
+        rates.append((found.drain_rate or 0.0) / (100 * MB))
+    assert rates[-40:] == pytest.approx([1.0] * 40, abs=RATE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -254,10 +254,8 @@ def _held_by_media(
         return replace(memory, drain=d)
     if r is None:
         return shown(replace(memory, drain=d), d.enough_bytes)
-    now = r + (full_rate - r) * min(1.0, dt_s / GAIN_S)
-    return replace(
-        memory, drain=replace(d, enough_bytes=d.enough_bytes * now / r), drain_rate=now
-    )
+    d = replace(d, enough_bytes=d.enough_bytes * full_rate / r)
+    return replace(memory, drain=d, drain_rate=full_rate)
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:
