@@ -140,10 +140,12 @@ def runtime_in_memory() -> Iterator[Path]:
     memory = "/dev/shm" if os.path.ismount("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="writebackd-test-") as name:
         top = Path(name)
-        yield top / "run"
-        # What was killed has left its limits: its successor restores them.
-        (top / "next").mkdir()
-        HostLock(FILES, top / "next").close()
+        try:
+            yield top / "run"
+        finally:
+            # What was killed has left its limits: its successor restores them.
+            (top / "next").mkdir()
+            HostLock(FILES, top / "next").close()
 
 
 class Home:
