@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from writebackd.actuate.executor import Actions, Executor, taken_over
 from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.kill_switch import KillSwitch
 from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import SERVICE_S, WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.commands import Command, Commands, Forget, SetMode, note_order, overdue
@@ -104,7 +105,8 @@ class Daemon:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
-        self._watch = WatcherSupervisor(options.runtime_dir)
+        in_service = "NOTIFY_SOCKET" in os.environ
+        self._watch = WatcherSupervisor(options.runtime_dir, SERVICE_S if in_service else 0.0)
         self._off_switch = KillSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._monitor = HostMonitor(

@@ -95,7 +95,7 @@ class FakeWatch:
 
     pid = 4711
 
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, runtime_dir: Path, patience_s: float) -> None:
         pass
 
     def tend(self) -> None:

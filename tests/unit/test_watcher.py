@@ -115,6 +115,32 @@ def test_after_a_pause_of_the_machine_both_are_late(looked: Look) -> None:
     assert one.tend(3600.0) is None
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 3.0])
+def test_one_that_somebody_else_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: Patch, patience_s: float
+) -> None:
+    now, begun = [1000.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = WatcherSupervisor(tmp_path, patience_s)
+    monkeypatch.setattr(watch, "_start", begun.append)
+    other = open_private(tmp_path / WATCH)
+
+    def tend_for(seconds: float) -> bool:
+        del begun[:]
+        for _ in range(round(seconds / 0.5)):
+            now[0] += 0.5
+            watch.tend()
+        return bool(begun)
+
+    assert tend_for(2.5) == (patience_s == 0.0)
+    assert hold(other)
+    assert not tend_for(60.0)
+    fcntl.flock(other, fcntl.LOCK_UN)
+    assert tend_for(2.5) == (patience_s == 0.0)
+    assert tend_for(1.5)
+    os.close(other)
+
+
 # ---- who is first --------------------------------------------------------------------
 
 

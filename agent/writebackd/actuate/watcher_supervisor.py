@@ -24,19 +24,23 @@ log = logging.getLogger(__name__)
 _SILENT_S = 5 * BEAT_S
 _SILENT_RESTORING_S = 20.0
 _AGAIN_S = 1.0
+# In a service: systemd's own watcher is back RestartSec= and a start after its end.  One of the
+# daemon's ends with the daemon's cgroup, and restores what the next daemon would adopt.
+SERVICE_S = 3.0
 
 
 class WatcherSupervisor:
     """Nothing here waits: to start a program may wait for the disk that it lies on."""
 
-    def __init__(self, runtime_dir: Path) -> None:
-        """Raises OSError."""
+    def __init__(self, runtime_dir: Path, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long one that somebody else starts is waited for. Raises OSError."""
         self.pid: Optional[int] = None  # of the watcher, as `tend` saw it last
-        self._dir = runtime_dir
+        self._dir, self._patience_s = runtime_dir, patience_s
         self._fd = open_private(runtime_dir / WATCH)
         self._starter: Optional[threading.Thread] = None
         self._told: Optional[str] = None
         self._again_s = float("-inf")
+        self._missed_s: Optional[float] = None  # since when there is none
         self._seen = 0.0  # its last beat, and when it came
         self._seen_at_s = 0.0
 
@@ -45,9 +49,11 @@ class WatcherSupervisor:
         now = time.monotonic()
         if not is_held(self._fd):
             self.pid = None
-            self._start(now)
+            self._missed_s = now if self._missed_s is None else self._missed_s
+            if now >= self._missed_s + self._patience_s:
+                self._start(now)
             return
-        self._told = None
+        self._told = self._missed_s = None
         line = read_watch(self._fd)
         if line is None:
             return  # just begun, or damaged: it writes its line once a second
