@@ -601,6 +601,17 @@ def test_ctrl_c_while_children_are_started_leaves_none(
     assert [each.wait(timeout=20) for each in begun] == [-signal.SIGTERM] * 4
 
 
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with drain_children.interrupted_later():
+            os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pytest.fail("it was interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(
     daemon: Daemon, run: Run, here: Path
 ) -> None:

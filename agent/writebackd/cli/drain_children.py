@@ -58,8 +58,12 @@ class Child:
 def interrupted_later() -> Iterator[None]:
     """Ctrl-C within it comes at its end, when what was started can be told to end.
 
-    No mask: children would inherit it.  Raises KeyboardInterrupt.
+    No mask: children would inherit it.  Raises KeyboardInterrupt.  Where a shell has it ignored
+    (`drain &` in a script), it stays so.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     came: List[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
