@@ -544,6 +544,29 @@ def test_a_tuned_profile_that_is_replaced_leaves_its_base(
     assert "\ninclude=base,other\n" in own.read_text()
 
 
+@pytest.mark.parametrize("active", ["mine", "other", "other mine"])
+def test_a_profile_that_the_active_one_includes_is_not_replaced(
+    history: Path, run: Run, etc: Path, active: str
+) -> None:
+    own, elsewhere = (etc / "tuned" / name / "tuned.conf" for name in ("wb", "wb2"))
+    own.parent.mkdir(parents=True)
+    elsewhere.parent.mkdir()
+    put(etc / "tuned" / "base" / "tuned.conf", "[main]\n")
+    put(etc / "tuned" / "active_profile", "base\n")
+    assert run("--format", "tuned", "-o", str(own)) == (0, "", "")
+    put(etc / "tuned" / "mine" / "tuned.conf", "[main]\ninclude=-wb\n")
+    put(etc / "tuned" / "other" / "tuned.conf", "[main]\ninclude=mine\n")
+    put(etc / "tuned" / "active_profile", f"{active}\n")
+    before = own.read_text()
+    code, _, err = run("--format", "tuned", "-o", str(own))
+    assert code == 1 and f"profile {active.split()[0]} includes {own}, which" in err
+    assert own.read_text() == before
+    assert run("--format", "tuned", "-o", str(elsewhere)) == (0, "", "")
+    # Ours, which is replaced, is read first: nothing below is lost.
+    put(etc / "tuned" / "active_profile", "wb\n")
+    assert run("--format", "tuned", "-o", str(own)) == (0, "", "")
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_a_file_does_not_contradict_the_one_that_it_replaces(
     history: Path, run: Run, etc: Path, link: bool

@@ -29,7 +29,13 @@ from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
-from writebackd.kernel.tuned_profiles import active_profile, included, tuned_file, tuned_lines
+from writebackd.kernel.tuned_profiles import (
+    active_profile,
+    included,
+    tuned_file,
+    tuned_files,
+    tuned_lines,
+)
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import Policy, PolicyError, check
@@ -215,12 +221,23 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
     """The active profiles; in place of one that is ours or that -o replaces, what it includes.
 
     tuned leaves out a profile that includes itself, without a word: the one below would be lost.
+    Raises CommandError where that would be so by way of another.
     """
     names: List[str] = []
     for name in active_profile(files).split():
         path, text = tuned_file(files, name) or ("", "")
-        replaced = MADE_BY in text[:_HEAD] or _is_at(files, path, output)
-        names += included(text) if replaced else [name]
+        is_replaced = _is_at(files, path, output)
+        base = included(text) if is_replaced or MADE_BY in text[:_HEAD] else [name]
+        names += base
+        # One that is replaced has been read by then, so tuned does not come back to it.
+        if not is_replaced and any(
+            _is_at(files, each, output) for each in tuned_files(files, base)
+        ):
+            raise CommandError(
+                f"the active tuned profile {clean(name)} includes {output}, which cannot include it"
+                " in turn: name a new profile with -o",
+                BAD_NEWS,
+            )
     return list(dict.fromkeys(names))
 
 

@@ -48,6 +48,14 @@ def tuned_lines(files: KernelFiles, profiles: Sequence[str]) -> List[TunedLine]:
     return lines
 
 
+def tuned_files(files: KernelFiles, profiles: Sequence[str]) -> List[str]:
+    """The paths of profiles and of what they include."""
+    seen: List[str] = []
+    for name in profiles:
+        _add_profile(files, name, seen, [])
+    return seen
+
+
 def tuned_file(
     files: KernelFiles, name: str, without: Sequence[str] = ()
 ) -> Optional[Tuple[str, str]]:
@@ -73,14 +81,14 @@ def _add_profile(
     files: KernelFiles, name: str, seen: List[str], lines: List[TunedLine]
 ) -> None:
     """What a profile includes, then its own on top."""
-    found = tuned_file(files, name, seen)
+    # A leading "-": no error where there is none.
+    found = tuned_file(files, name.lstrip("-"), seen)
     if found is None:
         return
     path, text = found
     seen.append(path)
     for each in included(text):
-        # A leading "-": no error where there is none.
-        _add_profile(files, each.lstrip("-"), seen, lines)
+        _add_profile(files, each, seen, lines)
     options = list(_options(text))
     dropped = {
         (section, option) for _, section, key, value in options if key == "drop"
