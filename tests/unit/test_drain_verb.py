@@ -400,16 +400,21 @@ def test_a_disk_that_no_controller_makes_up_needs_no_tool(
 
 
 @pytest.mark.parametrize("module, count, leaf, read, known", [
-    ("dm_cache", "1", "sdx", False, False), ("bcache", "2", "sdx", False, False),
-    ("dm_cache", "1", "sdx", True, True), ("dm_cache", "0", "sdx", False, True),
-    ("dm_cache", "1", "sda", False, True), ("dm_crypt", "1", "sdx", False, True),
+    ("dm_cache", "2", "sdx", False, False), ("dm_writecache", "2", "sdx", False, False),
+    ("bcache", "0", "sdx", False, False), ("bcache", "0", "sda", False, True),
+    ("dm_cache", "2", "sdx", True, True), ("dm_cache", "1", "sdx", False, True),
+    ("dm_cache", "2", "sda", False, True), ("dm_crypt", "2", "sdx", False, True),
 ])  # fmt: skip
 def test_caches_that_nobody_reads_are_not_verified_where_they_may_be(
     daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, module: str,
     count: str, leaf: str, read: bool, known: bool,
 ) -> None:
     tree = FakeSysfs(here)
-    tree.text(f"/sys/module/{module}/refcnt", count)
+    if module == "bcache":  # built in, so that it has no refcnt
+        tree.disk("bcache0", "251:0")
+    else:
+        tree.text(f"/sys/module/{module}/refcnt", count)
+        tree.link(f"/sys/module/{module}/holders/dm_cache_smq", "../../dm_cache_smq")
     monkeypatch.setattr(drain_caches, "is_stale", lambda *_: False)
     if read:
         monkeypatch.setattr(drain_caches, "read", lambda *_: None)

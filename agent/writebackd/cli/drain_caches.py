@@ -19,8 +19,8 @@ from writebackd.storage.report_file import read
 from writebackd.types.storage import CACHES_OF_THE_KERNEL
 
 _FILES = KernelFiles()
-# The modules of those caches that writebackd-caches.service reads.
-_MODULES = ("bcache", "dm_writecache", "dm_cache")
+# The modules of those caches on dm that writebackd-caches.service reads.
+_MODULES = ("dm_writecache", "dm_cache")
 # A cache with no more than that in it counts as empty: a filesystem in use is never still.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
 
@@ -33,8 +33,8 @@ def behind_controllers(rows: Sequence[Answer]) -> Set[str]:
 
 def are_caches_unread() -> bool:
     """Whether caches of the kernel are in use, and nobody says how much they hold."""
-    counts = [_FILES.try_read(f"/sys/module/{each}/refcnt") for each in _MODULES]
-    if not any(int(each or 0) for each in counts):
+    has_bcache = any(each.startswith("bcache") for each in _FILES.listdir("/sys/block"))
+    if not has_bcache and not any(map(_is_module_used, _MODULES)):
         return False
     try:
         told = read(_FILES.path(CACHES))
@@ -43,8 +43,14 @@ def are_caches_unread() -> bool:
     return is_stale(told, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
 
 
+def _is_module_used(module: str) -> bool:
+    """By a device: a policy of dm-cache holds its module too, also after the last cache."""
+    here = f"/sys/module/{module}"
+    return int(_FILES.try_read(f"{here}/refcnt") or 0) > len(_FILES.listdir(f"{here}/holders"))
+
+
 def _is_known(said: Answer) -> bool:
-    """Whether it is how much of the writes it holds back."""
+    """Whether it is known how much is in the cache; in a write-through one nothing waits."""
     return said["dirty_bytes"] is not None or said["mode"] == "write-through"
 
 
