@@ -29,7 +29,7 @@ EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("1", "the answer is bad news: `verify` found a difference, `doctor` a blocker,"
      " `drain` is not clean, `restore` failed, `trial` was stopped or found fsync slower,"
      " `replay` decides otherwise, the evidence of `recommend` is thin,"
-     " `calibrate` did not begin or come to an end"),
+     " `calibrate` did not begin or come to an end, or its result is not kept"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
     ("4", "not permitted: needs root"),

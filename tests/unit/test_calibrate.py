@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -499,7 +500,7 @@ NOTHING = replace(
     (NOTHING, SDA, "", BAD_NEWS),
     (replace(FOUND, problems=("dd writes",)), SDA, "dd writes", BAD_NEWS),
     (replace(FOUND, problems=("interrupted",)), SDA, "interrupted", 130),
-    (FOUND, replace(SDA, identity=None), "", GOOD),
+    (FOUND, replace(SDA, identity=None), "", BAD_NEWS),
 ])  # fmt: skip
 def test_nothing_is_kept_of_what_is_not_whole_or_not_told_apart(
     calibrated: Any, tmp_path: Path, result: Result, device: Device, problem: str, code: int
@@ -535,11 +536,46 @@ def test_the_result_is_kept_before_a_daemon_may_start_and_with_the_limits_restor
             calibrated(FOUND, host=Seen)
     else:
         code, text = calibrated(FOUND, host=Seen)
-        assert code == GOOD
-        assert ("the result is not kept" in text) is (failure is not None)
-        assert ("kept      1 run" in text) is (failure is None)
+        assert code == (GOOD if failure is None else BAD_NEWS)
+        assert ("the daemon begins with them" in " ".join(text.split())) is (failure is None)
     assert hosts[0].done == ["restore", "keep", "close"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("damaged, runs", [("learned.json", 1), ("calibrations.json", None)])
+def test_a_damaged_file_is_named_and_what_is_kept_is_told(
+    calibrated: Any, tmp_path: Path, damaged: str, runs: Optional[int]
+) -> None:
+    (tmp_path / damaged).write_text("{")
+    code, text = calibrated(FOUND, "--json")
+    answer = json.loads(text)
+    assert code == BAD_NEWS and (answer["kept"] or {}).get("runs") == runs
+    (problem,) = answer["problems"]
+    assert problem.startswith(f"the result is not kept in {tmp_path / damaged}: ")
+
+
+def test_syncs_and_their_time_are_read_at_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = SimpleNamespace(
+        syncs=100, sync_s=1.0, written_bytes=0, pids=(), problem="", order=lambda *_: None
+    )
+
+    def slow(*_: Any) -> Any:
+        loads.syncs, loads.sync_s = 150, 1.5
+        return SimpleNamespace(vm=SimpleNamespace(limits=None))
+
+    host = CalibrationHost.__new__(CalibrationHost)
+    host._loads, host._last_s = loads, None  # type: ignore[assignment]
+    host._actuator = SimpleNamespace(  # type: ignore[assignment]
+        restore_limits=list, foreign=lambda _: []
+    )
+    host._monitor = SimpleNamespace(  # type: ignore[assignment]
+        refresh=lambda: None, read=slow
+    )
+    monkeypatch.setattr(host, "_pass", lambda _: None)
+    host.tick(Order())
+    assert (host.own.syncs, host.own.sync_s, host.own.unsure) == (100, 1.0, 50)
 
 
 def test_a_budget_is_what_its_words_say(monkeypatch: pytest.MonkeyPatch, calibrated: Any) -> None:

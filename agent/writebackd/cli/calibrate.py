@@ -96,6 +96,7 @@ class _Course:
         self._calibration = Calibration(policy, device.name, budget)
         self._shown = 0  # of the ladder's limits
         self._kept: Tuple[Calibrated, ...] = ()
+        self._is_seeded = False  # what the daemon learned
 
     def run(self) -> int:
         options, budget = self._options, self._calibration.budget
@@ -129,7 +130,7 @@ class _Course:
             self._say("\n".join(self._lines(result, problems)))
         if self._calibration.problem == "interrupted":
             return _INTERRUPTED
-        return BAD_NEWS if result.problems else GOOD
+        return BAD_NEWS if problems else GOOD
 
     def _follow(self, host: CalibrationHost) -> None:
         calibration, order = self._calibration, Order()
@@ -151,18 +152,21 @@ class _Course:
             return []
         if self._device.identity is None:
             return ["nothing tells this disk apart from others, so the result is not kept"]
-        state = state_dir(self._options)
+        path = state_dir(self._options) / CALIBRATIONS
         run = Calibrated(
             time.time(), result.drain_rate, result.cache_bytes,
             result.idle.latency.quantile(0.5), result.tau_s,
             None if result.limit_bytes is None else float(result.limit_bytes),
         )  # fmt: skip
         try:
-            runs = add(state / CALIBRATIONS, self._device.identity, run)
-            seed(state / LEARNED, self._device.identity, median(runs) or run)
-            self._kept = runs
+            self._kept = add(path, self._device.identity, run)
+            found = median(self._kept)
+            assert found is not None
+            path = path.with_name(LEARNED)
+            seed(path, self._device.identity, found)
+            self._is_seeded = True
         except (OSError, ValueError) as error:
-            return [f"the result is not kept in {state}: {error}"]
+            return [f"the result is not kept in {path}: {error}"]
         return []
 
     # ---- what is shown -------------------------------------------------------
@@ -211,9 +215,9 @@ class _Course:
         if self._kept:
             found = median(self._kept)
             runs = f"{len(self._kept)} runs, medians" if len(self._kept) > 1 else "1 run"
+            daemon = "the daemon begins with them, and " if self._is_seeded else ""
             lines.append(
-                f"kept      {runs}: {_kept_words(found)}; the daemon begins with them, and"
-                " `recommend` counts them"
+                f"kept      {runs}: {_kept_words(found)}; {daemon}`recommend` counts them"
             )
         lines.append(
             f"wrote     {formats.size(result.written_bytes)} in {formats.duration(result.seconds)}"

@@ -150,12 +150,12 @@ class CalibrationHost:
         self._last_s = now_s
         try:
             self._monitor.refresh()
-            syncs = loads.syncs
+            syncs, sync_s = loads.syncs, loads.sync_s
             sample = self._monitor.read(now_s, time.time(), dt_s, (), False, ())
         except (BpfError, OSError, ValueError) as error:
             raise Refused(f"cannot read kernel statistics: {error}") from None
         self.own = Own(
-            syncs, loads.syncs - syncs, loads.sync_s, loads.written_bytes, loads.pids
+            syncs, loads.syncs - syncs, sync_s, loads.written_bytes, loads.pids
         )
         for write in self._actuator.foreign(sample.vm.limits):
             raise Refused(f"another process set {write.lever}={write.value}, which stays")
