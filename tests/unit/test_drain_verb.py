@@ -276,6 +276,33 @@ def test_a_mount_is_known_by_the_filesystem_that_it_leads_to(tmp_path: Path) -> 
     assert not drain_children.is_mounted(str(tmp_path / "none"), "8:1")
 
 
+# / was mounted last, and the others moved below it. A later /srv hides /srv/old, which hangs;
+# the upper of two mounts on /a hides the lower, but not what is on the upper.
+MOUNTED = r"""
+22 27 0:21 / /proc rw - proc proc rw
+27 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 27 8:2 / /srv/old rw - ext4 /dev/sda2 rw
+31 27 0:40 / /srv rw - nfs4 gone:/ rw
+32 31 8:3 / /srv/db\040one rw - ext4 /dev/sda3 rw
+40 27 8:4 / /a rw - ext4 /dev/sda4 rw
+41 40 8:5 / /a rw - ext4 /dev/sda5 rw
+42 41 8:6 / /a/b rw - ext4 /dev/sda6 rw
+"""
+
+
+@pytest.mark.parametrize("mount, devno, mounted", [
+    ("/", "8:1", True), ("/proc", "0:21", True), ("/srv", "0:40", True), ("/srv", "8:1", False),
+    ("/srv/old", "8:2", False), ("/srv/db one", "8:3", True), ("/srv/d", "8:3", False),
+    ("/a", "8:4", False), ("/a", "8:5", True), ("/a/b", "8:6", True), ("/a/b", "8:5", False),
+])  # fmt: skip
+def test_no_path_is_opened_to_see_what_is_mounted_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, devno: str, mounted: bool
+) -> None:
+    FakeSysfs(tmp_path).text("/proc/self/mountinfo", MOUNTED.strip())
+    monkeypatch.setattr(drain_children, "_FILES", KernelFiles(tmp_path))
+    assert drain_children.is_mounted(mount, devno) is mounted
+
+
 def test_a_device_that_vanishes_is_not_clean(daemon: Daemon, run: Run, here: Path) -> None:
     daemon.vanishes = True
     (here / "go").touch()

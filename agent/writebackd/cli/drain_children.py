@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Container, Dict, Iterator, List, Optional, Sequence
 
 from writebackd.cli.status_screen import Answer
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.mounts import MOUNTINFO, parse_mountinfo
 
+_FILES = KernelFiles()
 _DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
 
 
@@ -77,20 +80,23 @@ def interrupted_later() -> Iterator[None]:
 def is_mounted(mount: str, devno: str) -> bool:
     """Whether the path leads to this filesystem here: another mount may hide it.
 
-    By the mount's number, since files on btrfs have another st_dev than mountinfo says.
+    As the kernel goes along it, from each mount to the first one on that. open(2) would do so as
+    well, and wait for ever where a server above it is gone.
     """
-    try:
-        place = os.open(mount, os.O_PATH)
-        try:
-            said = Path(f"/proc/self/fdinfo/{place}").read_text()
-        finally:
-            os.close(place)
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:
-        return False
-    number = dict(line.split(":", 1) for line in said.splitlines())["mnt_id"].strip()
-    found = (line.split(b" ", 3) for line in lines)
-    return [number.encode(), devno.encode()] in ([each[0], each[2]] for each in found)
+    above = [
+        (number, parent, each)
+        for line in (_FILES.try_read(MOUNTINFO) or "").split("\n") for each in parse_mountinfo(line)
+        if f"{mount}/".startswith(f"{each.mountpoint.rstrip('/')}/")
+        for number, parent in [line.split(" ", 2)[:2]]
+    ]  # fmt: skip
+    numbers = {number for number, _, _ in above}
+    st_dev = ""
+    found = [each for each in above if each[1] == each[0] or each[1] not in numbers]
+    while found:
+        at, _, mounted = min(found, key=lambda each: len(each[2].mountpoint))
+        st_dev = mounted.st_dev
+        found = [each for each in above if each[1] == at != each[0]]
+    return st_dev == devno
 
 
 def sync_filesystem(mount: str) -> Child:
