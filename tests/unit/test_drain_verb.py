@@ -491,7 +491,7 @@ def test_dm_writecache_is_flushed_once_after_the_page_cache(
 def test_a_flush_that_hangs_is_not_waited_for(
     daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
+    monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)  # dmsetup has to start meanwhile
     with_writecache(daemon, here, 100 * MIB)
     (here / "bin/dmsetup").write_text(f"#!/bin/sh\ntouch {here}/flushed\nexec sleep 30\n")
     if read == "before":
@@ -503,7 +503,7 @@ def test_a_flush_that_hangs_is_not_waited_for(
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", asked)
-    code, out, _ = run("--json", "--timeout", "2s")
+    code, out, _ = run("--json", "--timeout", "20s")
     assert (code, answer(out)["outcome"]) == (1, "stuck")
     assert (here / "flushed").exists()
 

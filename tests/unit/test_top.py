@@ -17,7 +17,7 @@ import termios
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import psutil
@@ -27,8 +27,9 @@ import samples
 from busy_host import busy_host
 from test_cli import SOURCE, FakeDaemon
 from writebackd.cli import io_waits
+from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.io_waits import Delays, Wait, Waits
-from writebackd.cli.top import _has_blocks, _Terminal
+from writebackd.cli.top import _has_blocks, _parts, _Terminal
 from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.report.snapshot import Snapshot
@@ -353,6 +354,7 @@ def test_the_daemon_never_imports_rich() -> None:
 
 @pytest.mark.parametrize("modules, packages", [
     (("rich.console", "rich"), ("rich",)),
+    (("rich.console",), ("rich",)),  # one that is too old
     (("psutil", "pyroute2", "rich.console", "rich"), ("psutil", "pyroute2", "rich")),
 ])  # fmt: skip
 def test_without_packages_it_says_how_to_get_all_of_them(
@@ -369,6 +371,20 @@ def test_without_packages_it_says_how_to_get_all_of_them(
         assert result.returncode == 1
         assert result.stderr.endswith(f"top needs: {command}\n")
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_failure_to_import_without_a_name_names_all_packages(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Damaged(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ImportError("damaged")
+
+    name = "writebackd.cli.io_waits"
+    monkeypatch.setitem(sys.modules, name, Damaged(name))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(CommandError, match="^top needs: pip install psutil pyroute2 rich$"):
+        _parts("never")
 
 
 @pytest.fixture

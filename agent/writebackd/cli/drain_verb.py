@@ -34,7 +34,7 @@ INTERRUPTED = 130  # as a shell has it for SIGINT
 _ASK_S = 1.0
 _CHILDREN_S = 0.05  # between two looks whether sync has ended
 _LINE_S = 5.0  # between two lines where stdout is no terminal
-# A cache of which nobody has read for so long that it drains does not by itself.
+# A cache whose fill has not fallen for so long is stuck.
 _STUCK_S = 180.0
 _BAR = 20
 _WORDS = {

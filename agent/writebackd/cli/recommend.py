@@ -251,7 +251,7 @@ def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
 def _without_a_say(
     names: Iterable[str], devices: Mapping[str, Device], policy: Policy
 ) -> Dict[str, str]:
-    """Devices that shall not decide the limit of this host, each with the reason."""
+    """Devices that must not decide the limit of this host, each with the reason."""
     found = {
         name: policy.selects(devices[name]) if name in devices else "not on this host now"
         for name in sorted(names)
@@ -307,7 +307,9 @@ def _original(
             return carried
     before = _before_the_daemon(options.runtime_dir, files, now)
     advised = VmLimits(found.limit_bytes or 0, 0, found.background_bytes or 0, 0)
-    return first_found(files) or before if before == advised else before
+    if before == advised:
+        return first_found(files) or before
+    return before
 
 
 def _before_the_daemon(runtime_dir: Path, files: KernelFiles, now: VmLimits) -> VmLimits:

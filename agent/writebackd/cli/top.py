@@ -70,7 +70,9 @@ def _parts(when: str) -> "Tuple[View, Waits]":
         from writebackd.cli.io_waits import Waits
         from writebackd.cli.top_view import View
     except ImportError as error:
-        missing = [name for name in _PACKAGES if find_spec(name) is None] or [str(error.name)]
+        missing = [name for name in _PACKAGES if find_spec(name) is None]
+        if not missing:  # one is too old, or damaged
+            missing = [error.name.partition(".")[0]] if error.name else list(_PACKAGES)
         by = "pip install"
         if shutil.which("apt-get"):
             by, missing = "sudo apt-get install", [f"python3-{name}" for name in missing]

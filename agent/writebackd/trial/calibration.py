@@ -167,7 +167,7 @@ class Calibration:
     def _stranger(
         self, sample: Sample, seen: DeviceSample, found: Estimate, own: Own
     ) -> Optional[str]:
-        """Who else uses the disk: what is measured beside him is not the disk's, nor good for him.
+        """Another program that uses the disk: its load spoils the result, and ours slows it.
 
         Also by another volume on it. Over the watch, and later over the last ten seconds, about.
         """
