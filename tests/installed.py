@@ -9,6 +9,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PARTS = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+         "SECURITY.md",
          "pyproject.toml", "setup.cfg", "agent", "bpf", "docs", "policies", "systemd")
 
 
