@@ -474,6 +474,34 @@ def with_writecache(daemon: Daemon, here: Path, dirty: int) -> None:
     (here / "go").touch()
 
 
+def test_what_was_read_before_a_flush_ended_does_not_count(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between two looks, and the cache was read shortly before."""
+    with_writecache(daemon, here, 100 * MIB)
+    (said, _), status, child = daemon.said, daemon._status, drain_children.Child("dm-3", "true")
+    begun, looks = False, 0
+
+    def flush(_rows: object, known: "Dict[str, drain_children.Child]") -> Dict[str, Any]:
+        nonlocal begun
+        begun = True
+        return {} if known else {"dm-3": child}
+
+    def read_now() -> Dict[str, Any]:
+        nonlocal looks
+        looks += begun
+        left = 0 if looks > 1 else said.dirty_bytes
+        daemon.said = (replace(said, wall_s=time.time(), dirty_bytes=left),)
+        return status()
+
+    monkeypatch.setattr(child, "runs", lambda: looks == 0)
+    monkeypatch.setattr(drain_module, "flush", flush)
+    monkeypatch.setattr(daemon, "_status", read_now)
+    code, out, _ = run("--json")
+    (row,) = answer(out)["devices"]
+    assert (code, row["cache_bytes"]) == (0, 0)
+
+
 def test_dm_writecache_is_flushed_once_after_the_page_cache(
     daemon: Daemon, run: Run, here: Path
 ) -> None:

@@ -72,6 +72,7 @@ class _Course:
         self._begun_s = time.monotonic()
         self._syncs: List[Child] = []
         self._flushes: Dict[str, Child] = {}  # by the disk of the cache, once all is synced
+        self._flushing = False  # at the look before
         self._synced_s: Optional[float] = None  # wall clock: when the page cache was written
         self._status: Dict[str, Any] = {}
         self._counted: Dict[str, int] = {}  # by device: its counter when it was last seen
@@ -199,14 +200,17 @@ class _Course:
             return False  # nothing is known of them yet
         now_s = time.monotonic()
         with interrupted_later():
-            self._flushes.update(flush(self._rows(), self._flushes))
+            begun = flush(self._rows(), self._flushes)
+            self._flushes.update(begun)
         caches = self._caches()
         left = sum(each.left or 0.0 for each in caches)
         if 0.0 < left < self._least:  # zero is also what nobody reads
             self._least, self._least_s = left, now_s
         flushing = any(each.runs() for each in self._flushes.values())
-        if flushing:
-            self._synced_s = time.time()  # no reading from before its end counts
+        if flushing or begun or self._flushing:
+            # No reading from before its end counts, which was between two looks.
+            self._synced_s = time.time()
+        self._flushing = flushing
         read = not flushing and self._status["time_s"] > self._synced_s and all(
             each.is_read_since(self._synced_s) for each in caches
         )
