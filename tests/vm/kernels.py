@@ -35,13 +35,12 @@ class Kernel:
 
 NO_LIMITS_PER_DEVICE = ("this kernel has no limits in bytes per device",)
 # Oldest first: 5.10, 6.1, 6.12, and whatever is newest. 5.10 takes nothing of a module, as ext4 is
-# one, but kprobes. 6.12 and later refuse the tracepoints of modules: their arguments may be NULL
-# there, and the probe's programs do not look.
+# one, but kprobes.
 KERNELS = (
     Kernel("bullseye", ("kprobe",), NO_LIMITS_PER_DEVICE),
     Kernel("bookworm", ("fentry", "tp_btf", "kprobe"), NO_LIMITS_PER_DEVICE),
-    Kernel("trixie", ("fentry", "kprobe")),
-    Kernel("sid", ("fentry", "kprobe")),
+    Kernel("trixie", ("fentry", "tp_btf", "kprobe")),
+    Kernel("sid", ("fentry", "tp_btf", "kprobe")),
 )
 
 
