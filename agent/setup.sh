@@ -25,8 +25,8 @@ COMPILE="clang llvm libbpf-dev"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
-TEST="$COMPILE python3-pytest python3-hypothesis systemd dbus qemu-system-x86 qemu-system-arm
-    busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
+TEST="$COMPILE python3-pytest python3-pytest-xdist python3-hypothesis systemd dbus
+    qemu-system-x86 qemu-system-arm busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
     prometheus-alertmanager tmux man-db tzdata fish
     debhelper dh-python dpkg-dev lintian mmdebstrap pkgconf pybuild-plugin-pyproject rpm rpmlint dnf"
 # For tests alone, which compare with it what the agent tells systemd and journald by itself: it

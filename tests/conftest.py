@@ -50,7 +50,8 @@ def pytest_make_collect_report() -> Generator[None, Any, None]:
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Tell tests/run, which names a file for it, which tests only the full suite has."""
     path = os.environ.get("LEFT_OUT")
-    if not path:
+    # Each of pytest-xdist's workers collects all tests.
+    if not path or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
     with open(path, "a", encoding="utf-8") as file:
         for item in items:

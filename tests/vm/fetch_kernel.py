@@ -7,6 +7,7 @@ and the host's /boot and /lib/modules are left alone.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -189,9 +190,18 @@ def _apt_of(suite: str | None, architecture: str = ARCHITECTURE) -> list[str]:
             options += ["-o", f"APT::{each}={architecture}"]
         options += ["-o", "Dir::State::status=/dev/null"]
     sources = state / "sources.list"
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    with open(state / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once
+        _update_lists(suite, lists, sources, options)
+    return options
+
+
+def _update_lists(
+    suite: str | None, lists: Path, sources: Path, options: Sequence[str]
+) -> None:
     known = bool(list(lists.glob("*_Packages*")))
     if not known or time.time() - sources.stat().st_mtime > LISTS_LAST_S:
-        (lists / "partial").mkdir(parents=True, exist_ok=True)
         if not sources.exists():
             sources.write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
         try:
@@ -202,7 +212,6 @@ def _apt_of(suite: str | None, architecture: str = ARCHITECTURE) -> list[str]:
             print(f"{error}; going on with the lists of {suite} that are there", file=sys.stderr)
         else:
             sources.touch()
-    return options
 
 
 def _unpack(

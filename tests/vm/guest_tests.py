@@ -20,10 +20,10 @@ from .fetch_kernel import CHECKOUT
 from .machine import Machine, Result
 from .records import REFUSED
 
-# Without tests/conftest.py and hypothesis: none of these uses them, to import them takes long.
+# Without what none of these uses and what takes long to import.
 PYTEST = (
     sys.executable, "-m", "pytest", "-q", "-s", "-rs", "--noconftest", "-p", "no:hypothesispytest",
-    "--durations=0",
+    "-p", "no:xdist", "--durations=0",
 )  # fmt: skip
 # Seconds. The boot takes 12-20 on an idle host, each probe that is opened 10, on a busy one three
 # times that.

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,14 +137,12 @@ class ImageMachine:
 
     def run(self, argv: Sequence[str], timeout: float, *, share: Path,
             env: Mapping[str, str] | None = None,
-            progress: Callable[[str], None] | None = None,
-            stop: threading.Event | None = None) -> Result:
+            progress: Callable[[str], None] | None = None) -> Result:
         """Boot, run one command as root in the checkout, power off.
 
         timeout: seconds of wall time for all of it. share: directory that the command finds with
         its contents under the same path, and whose files are brought back, also when it ran out
-        of time. progress: called with what the command prints, as it does. stop: ends it early once
-        set, from another thread.
+        of time. progress: called with what the command prints, as it does.
         Raises MachineMissing, GuestFailed.
         """
         self.check_tools()
@@ -158,7 +155,7 @@ class ImageMachine:
             sparse(work / "share", SHARE_BYTES)
             format_image(work / "share", "share", share)
             started = time.monotonic()
-            self._boot(work, timeout, progress or (lambda text: None), stop or threading.Event())
+            self._boot(work, timeout, progress or (lambda text: None))
             seconds = time.monotonic() - started
             output = (work / "output").read_text(errors="replace")
             console = (work / "console").read_text(errors="replace")
@@ -219,8 +216,7 @@ class ImageMachine:
                     found[Path(path.split()[0])] = None
         return list(found)
 
-    def _boot(self, work: Path, timeout: float, progress: Callable[[str], None],
-              stop: threading.Event) -> None:
+    def _boot(self, work: Path, timeout: float, progress: Callable[[str], None]) -> None:
         argv = [self.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
                 "-kernel", str(self.kernel), "-initrd", str(work / "initrd"),
                 *self.hardware(work)]
@@ -231,7 +227,8 @@ class ImageMachine:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             seen = 0
-            while process.poll() is None and not stop.wait(0.5):
+            while process.poll() is None:
+                time.sleep(0.5)
                 seen += _report(work / "output", seen, progress)
             _report(work / "output", seen, progress)
         finally:

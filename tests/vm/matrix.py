@@ -3,10 +3,10 @@
 
     python -m tests.vm.matrix [SUITE | SUITE-bcc | SUITE-procfs | arm64 | host]...
 
-Without arguments all of KERNELS, in virtual machines, with every storage. SUITE-bcc and
-SUITE-procfs: the same kernel without BTF, and without a probe, under a flood. `host` is the running
-kernel, on loop devices; its own disks are not flooded. `make docs` makes the tables of the manual
-from the records.
+Without arguments all of NAMES, as test_matrix.py does. SUITE: every storage, in a virtual machine.
+SUITE-bcc and SUITE-procfs: the same kernel without BTF, and without a probe, under a flood. `host`
+is the running kernel, on loop devices; its own disks are not flooded. `make docs` makes the tables
+of the manual from the records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from .guest_tests import PYTEST, Run, run_in_guest
 from .inside.recorded import FLOOD, IO_INSTRUCTIONS
 from .kernels import KERNELS, of_suite
 from .machine import GuestFailed, Machine, MachineMissing
-from .records import Record, bpf_sha256, of_junit, save, unexpected
+from .records import PASSED, Record, bpf_sha256, of_junit, save, unexpected
 
 LEVERS = "tests/kernel/test_levers.py::test_"
 LIMIT_TESTS = (
@@ -43,6 +43,11 @@ STORAGE_TESTS = (*LIMIT_TESTS, "tests/vm/inside/storage_cases.py")
 # Those of the daemon on a slow disk of the guest alone.
 STORAGE_AND_DAEMON = (*STORAGE_TESTS, "tests/vm/inside/daemon_cases.py")
 SUITES = [kernel.suite for kernel in KERNELS]
+# Those that take longest first.
+NAMES = (
+    *SUITES, "arm64", "host",
+    *(f"{suite}-{probe}" for probe in ("bcc", "procfs") for suite in SUITES if suite != "sid"),
+)  # fmt: skip
 # What a slow disk takes: under an endless flood the kernel's own limits mean seconds for a sync.
 WRITE_RATE = 20_000_000
 # Seconds; a third of it on an idle host.
@@ -119,28 +124,38 @@ def _named(properties: Mapping[str, str], prefix: str) -> list[tuple[str, str]]:
             if key.startswith(prefix)]  # fmt: skip
 
 
-def lacks_of(name: str, record: Record) -> Sequence[str]:
-    """What tests may be skipped for on a kernel; nobody knows what that of the host has."""
+def wrong_in(name: str, record: Record) -> list[str]:
+    """What failed, or was skipped for what a kernel should have; nobody knows what the host has."""
+    outcomes = [outcome for rows in record.outcomes.values() for outcome in rows.values()]
     if name == "host":
-        return [outcome.partition("skipped: ")[2] for rows in record.outcomes.values()
-                for outcome in rows.values()]  # fmt: skip
-    return of_suite(name).lacks if name in SUITES else ()
+        lacks = tuple(outcome.partition("skipped: ")[2] for outcome in outcomes)
+    else:
+        lacks = of_suite(name).lacks if name in SUITES else ()
+    wrong = unexpected(record.outcomes, lacks)
+    return wrong if PASSED in outcomes else [*wrong, "nothing passed"]
+
+
+def renew(name: str) -> list[str]:
+    """Try one of NAMES, keep its record, and return what is wrong in it.
+
+    Raises KernelUnavailable, MachineMissing, GuestFailed, and leaves the record then as it was.
+    """
+    record = tried_here() if name == "host" else tried(name)
+    wrong = wrong_in(name, record)
+    tests = sum(map(len, record.outcomes.values()))
+    print(f"{save(name, record)}: {tests} tests, {len(wrong)} wrong", flush=True)
+    return wrong
 
 
 def main(names: list[str]) -> int:
-    """1 when a test failed anywhere, or was skipped for what the kernel should have."""
+    """1 when something was wrong anywhere, or could not be tried."""
     good = True
-    for name in names or SUITES:
+    for name in names or NAMES:
         try:
-            record = tried_here() if name == "host" else tried(name)
+            wrong = renew(name)
         except (KernelUnavailable, MachineMissing, GuestFailed) as error:
-            print(f"{name}: not run: {error}", flush=True)
-            good = False
-            continue
-        wrong = unexpected(record.outcomes, lacks_of(name, record))
-        tests = sum(map(len, record.outcomes.values()))
-        summary = f"{save(name, record)}: {tests} tests, {len(wrong)} wrong"
-        print(summary, *wrong, sep="\n", flush=True)
+            wrong = [f"{name}: not run: {error}"]
+        print(*wrong, sep="\n", flush=True)
         good &= not wrong
     return 0 if good else 1
 

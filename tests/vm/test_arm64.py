@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The probe and the daemon on an emulated arm64 machine, and its kernels' types."""
+"""Types of arm64's kernels; probe and daemon on one are in test_matrix.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from tests.kernel.btf import in_image
 
 from . import arm64
 from .fetch_kernel import CHECKOUT, KernelUnavailable, parse_depends
-from .guest_tests import check_run
 from .kernels import missing
-from .machine import MachineMissing
-from .matrix import guest_run
 
 
 def fetched(suite: str = arm64.SUITE) -> Path:
@@ -28,15 +25,6 @@ def fetched(suite: str = arm64.SUITE) -> Path:
         return arm64.kernel(suite)
     except KernelUnavailable as error:
         return missing(str(error))
-
-
-@pytest.mark.full("a machine of another architecture, emulated")
-def test_probe_and_daemon_hold_on_arm64(tmp_path: Path) -> None:
-    fetched()
-    try:
-        check_run(*guest_run("arm64", tmp_path))
-    except (MachineMissing, KernelUnavailable) as error:
-        missing(str(error))
 
 
 @pytest.mark.full("fetches two kernels of another architecture")

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Iterator, Sequence
 from compileall import compile_dir
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Tuple
 
 import pytest
 
@@ -24,7 +20,7 @@ from . import image, sealed
 from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch
 from .guest_tests import check_run
 from .kernels import missing
-from .machine import MachineMissing, Result
+from .machine import MachineMissing
 
 INSIDE = "tests/vm/inside"
 SYSTEMD, PACE = f"{INSIDE}/systemd_cases.py", f"{INSIDE}/pace_cases.py"
@@ -49,7 +45,6 @@ MODULES = ("null_blk", "sd_mod", "scsi_debug", "loop")
 SHIFT = 0
 # Seconds of wall time.
 TIME_LIMIT = 600.0
-Run = Future[Tuple[Result, str]]
 
 
 @pytest.fixture(scope="module")
@@ -78,34 +73,20 @@ def install(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(kernel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Run]]:
-    """All machines at once: each is one thread of the host, and its time is its own."""
+def root(kernel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image; beside it is room for a directory of each group, which it can mount."""
     tmp = tmp_path_factory.mktemp("systemd")
-    shares = {name: tmp / name for name in GROUPS}
-    for share in shares.values():
-        share.mkdir()
-    mountpoints = [*shares.values(), Path("/usr/lib/modules")]
+    mountpoints = [*(tmp / name for name in GROUPS), Path("/usr/lib/modules")]
     image.make(tmp / "root", PACKAGES, mountpoints, install(tmp))
-    over = threading.Event()
-    with ThreadPoolExecutor() as pool:
-        try:
-            yield {name: pool.submit(boot, kernel, tmp / "root", share, GROUPS[name], over)
-                   for name, share in shares.items()}
-        finally:
-            over.set()  # interrupted: the pool would wait for them
-
-
-def boot(kernel: Path, root: Path, share: Path, cases: Sequence[str],
-         over: threading.Event) -> Tuple[Result, str]:
-    """How it went, and the report in JUnit's XML."""
-    machine = sealed.SealedMachine(kernel, root, modules=MODULES, systemd=True, shift=SHIFT)
-    command = [*PYTEST, f"--junitxml={share / REPORT}", *cases]
-    env = {"PYTHONPATH": "agent"}
-    result = machine.run(command, TIME_LIMIT, share=share, env=env, stop=over)
-    return result, (share / REPORT).read_text()
+    return tmp / "root"
 
 
 @pytest.mark.full("two more machines; the gate has tests/kernel/test_under_systemd.py")
 @pytest.mark.parametrize("name", GROUPS)
-def test_cases_hold_under_systemd(runs: Dict[str, Run], name: str) -> None:
-    check_run(*runs[name].result())
+def test_cases_hold_under_systemd(kernel: Path, root: Path, name: str) -> None:
+    share = root.parent / name
+    share.mkdir()
+    machine = sealed.SealedMachine(kernel, root, modules=MODULES, systemd=True, shift=SHIFT)
+    command = [*PYTEST, f"--junitxml={share / REPORT}", *GROUPS[name]]
+    result = machine.run(command, TIME_LIMIT, share=share, env={"PYTHONPATH": "agent"})
+    check_run(result, (share / REPORT).read_text())

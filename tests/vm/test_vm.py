@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from . import kernels
-from .fetch_kernel import (
-    KernelUnavailable,
-    fetch_storage_tools,
-    parse_depends,
-    parse_parts,
-    parse_uri,
-)
-from .guest_tests import TIME_LIMIT, Run, check_run, check_tests, read_junit, run_in_guest
-from .kernels import KERNELS, Kernel, fetched, left_out, missing, of_suite
+from .fetch_kernel import KernelUnavailable, parse_depends, parse_parts, parse_uri
+from .guest_tests import TIME_LIMIT, check_run, check_tests, read_junit
+from .kernels import Kernel, fetched, left_out, of_suite
 from .machine import GuestFailed, Machine, Result
-from .matrix import tried
-from .records import PASSED, unexpected
 
 PROBE_TESTS = (
     "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
@@ -100,42 +91,17 @@ def test_a_kernel_that_cannot_be_had_is_named_at_the_end_of_the_gate(
         first_of(["sid"])
 
 
-def quick_run(name: str, share: Path) -> Run:
+@pytest.mark.parametrize("name", QUICK)
+def test_it_loads_counts_and_restores(name: str, tmp_path: Path) -> None:
     suites, tests = QUICK[name]
     kernel, image = first_of(suites)
-    return run_in_guest(Machine(image), tests, kernel.settings, share)
-
-
-@pytest.fixture(scope="module")
-def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Run]]]:
-    """Two at a time: a machine is one thread of the host."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(quick_run, name, tmp_path_factory.mktemp(name)) for name in QUICK}
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_it_loads_counts_and_restores(quick_runs: Mapping[str, Future[Run]], name: str) -> None:
-    check_run(*quick_runs[name].result())
+    check_tests(Machine(image), tests, kernel.settings, tmp_path)
 
 
 @pytest.mark.full("all tests of the probe on the other kernels")
 @pytest.mark.parametrize("suite", ["bullseye", "trixie", "sid"])
 def test_the_probe_holds(suite: str, tmp_path: Path) -> None:
     check_tests(Machine(fetched(suite)), PROBE_TESTS, of_suite(suite).settings, tmp_path)
-
-
-@pytest.mark.full("every storage, lever and a flood on each kernel, some minutes each")
-@pytest.mark.parametrize("suite", [kernel.suite for kernel in KERNELS])
-def test_matrix(suite: str) -> None:
-    """What the kernel is known to lack is skipped in the guest, and is in its record."""
-    fetched(suite)
-    try:
-        fetch_storage_tools()
-    except KernelUnavailable as error:
-        missing(str(error))
-    outcomes = tried(suite).outcomes
-    assert not unexpected(outcomes, of_suite(suite).lacks)
-    assert any(PASSED in rows.values() for rows in outcomes.values())
 
 
 # The probe runs on two processors while code is patched below it, as it is when somebody asks for
