@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -154,6 +155,13 @@ def watched_by(tier: str) -> BpfProbe:
         expected = tier == hooks.SYSCALL or f"WRITEBACKD_EXPECT_{tier.upper()}" in os.environ
         assert not expected, error
         pytest.xfail(str(error))
+
+
+def test_system_calls_are_watched_for_filesystems_that_are_mounted() -> None:
+    """Or not at all, where functions can be hooked; with the first XFS it is opened again."""
+    with contextlib.closing(BpfProbe(object_image(), KernelFiles(), mounted=["ext4"])) as probe:
+        assert "ext4" in probe.choice.sync and not probe.choice.syscalls
+        assert probe.covers(["ext4"]) and probe.covers(["xfs"]) == ("xfs" in probe.choice.sync)
 
 
 @pytest.mark.parametrize("disk", FILESYSTEMS[:1], indirect=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, List, Mapping, Optional
+from typing import Any, Callable, Collection, List, Mapping, Optional
 
 import pytest
 
@@ -19,7 +19,9 @@ ABSENT, REFUSED = errno.ESRCH, errno.EPERM
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Choice]:
     """The choice on a kernel that answers so to each hook: None, or an errno."""
 
-    def chosen(answer: Answer, tier: str = AUTO) -> Choice:
+    def chosen(
+        answer: Answer, tier: str = AUTO, mounted: Collection[str] = tuple(hooks.FSYNC)
+    ) -> Choice:
         def try_hook(self: hooks.Chooser, hook: Hook, works: Any = None) -> Optional[int]:
             number = answer(hook)
             if number == REFUSED:
@@ -28,7 +30,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Choice]:
 
         monkeypatch.setattr(hooks.Chooser, "try_hook", try_hook)
         nothing: Any = None
-        return choose(nothing, None, True, nothing, tier)
+        return choose(nothing, None, True, nothing, tier, mounted)
 
     return chosen
 
@@ -76,6 +78,18 @@ def test_a_kernel_that_refuses_functions_leaves_system_calls(on: Callable[..., C
         " kprobe not there for xfs btrfs bdev syncfs"
     )
     assert "O_DSYNC and msync on bdev" in choice.misses
+
+
+def test_system_calls_are_watched_for_filesystems_that_are_mounted(
+    on: Callable[..., Choice],
+) -> None:
+    kernel = of({"fentry": REFUSED, "kprobe": ABSENT}, F2FS)
+    choice = on(kernel, mounted={"ext4", "vfat", "proc"})
+    assert list(choice.sync) == ["ext4"] and not choice.syscalls
+    assert choice.misses == ["fsync on filesystems other than ext4", "syncfs"]
+    assert on(kernel, mounted={"ext4", "xfs"}).syscalls == on(kernel).syscalls
+    # Asked for by name, they are watched.
+    assert on(kernel, SYSCALL, mounted={"ext4"}).syscalls
 
 
 def test_where_no_known_filesystem_is_system_calls_are_watched(on: Callable[..., Choice]) -> None:

@@ -14,7 +14,7 @@ import errno
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.kernel import bpf_layout
 from writebackd.kernel.libbpf import BpfError, Object
@@ -232,12 +232,14 @@ def choose(
     talkers: bool,
     prepare: Callable[[Object], None],
     tier: str = AUTO,
+    mounted: Collection[str] = tuple(FSYNC),
 ) -> Choice:
     """Find the best hooks; BpfError or OSError when block completions, or fsync, cannot be had.
 
     `open_object`: the object, with nothing loaded; `cgroup`: where cgroup v2 is mounted;
     `talkers`: watch who dirties pages, a call per dirtied folio; `prepare` sets the constants,
-    which the verifier sees; `tier`: what fsync has to be watched by.
+    which the verifier sees; `tier`: what fsync has to be watched by; `mounted`: the filesystems
+    for which system calls are watched where nothing better can be.
     """
     chooser = Chooser(open_object, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
@@ -248,7 +250,7 @@ def choose(
     choice.issue, _ = chooser.first(ISSUE)
     if choice.issue is None:
         choice.misses.append(NO_START_TIMES)
-    _choose_sync(chooser, choice, tier)
+    _choose_sync(chooser, choice, tier, mounted)
     _choose_syncfs_call(chooser, choice, tier)
     if tier != AUTO and not choice.filesystems and not choice.syscalls:
         why = choice.passed_over_summary() or f"{tier} not there"
@@ -266,7 +268,9 @@ def choose(
     return choice
 
 
-def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
+def _choose_sync(
+    chooser: Chooser, choice: Choice, tier: str, mounted: Collection[str]
+) -> None:
     unhooked = []
     for name, hooks in [*FSYNC.items(), ("syncfs", SYNCFS)]:
         wanted = [hook for hook in hooks if tier in (AUTO, hook.kind)]
@@ -279,7 +283,9 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
             failed = wanted[: wanted.index(hook)] if hook is not None else wanted
             choice.passed_over += [(name, each) for each in failed]
     seen = ", ".join(choice.filesystems)
-    if not unhooked and seen:
+    # Every call of the host would pay for filesystems that it does not have.
+    needed = [name for name in unhooked if name in mounted or tier != AUTO]
+    if seen and not needed:
         choice.misses.append(f"fsync on filesystems other than {seen}")
         return
     everywhere = ", ".join(unhooked) or "all filesystems"

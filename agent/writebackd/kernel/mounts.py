@@ -10,7 +10,7 @@ import select
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Optional, Set, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -57,6 +57,11 @@ def parse_mountinfo(text: str) -> Tuple[Mount, ...]:
 def read_mounts(files: KernelFiles) -> Tuple[Mount, ...]:
     """The mounts of our mount namespace; empty where /proc cannot be read."""
     return parse_mountinfo(files.try_read(MOUNTINFO) or "")
+
+
+def mounted_types(files: KernelFiles) -> Set[str]:
+    """Types of these filesystems: ext4, xfs, proc."""
+    return {mount.fstype for mount in read_mounts(files)}
 
 
 def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:

@@ -16,7 +16,7 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Collection, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
 from writebackd.kernel.bcc_object import BccObject
@@ -32,6 +32,7 @@ from writebackd.kernel.map_readers import (
     TaskReader,
     together,
 )
+from writebackd.kernel.mounts import mounted_types
 from writebackd.types.samples import ProbeInfo
 
 log = logging.getLogger(__name__)
@@ -91,10 +92,12 @@ class BpfProbe:
         cpus: Optional[int] = None,
         devices: Optional[int] = None,
         fsync_hook: str = hooks.AUTO,
+        mounted: Collection[str] = tuple(hooks.FSYNC),
     ) -> None:
         """`image` is the object's content; `cpus` and `devices` size for another host.
 
-        `fsync_hook`: one of hooks.TIERS that fsync has to be watched by.
+        `fsync_hook`: one of hooks.TIERS that fsync has to be watched by. `mounted`: types of
+        filesystems whose fsync has to be seen, at the price of watching system calls.
         """
         cgroup = cgroup2_mount(files)
         cpus = libbpf.possible_cpus() if cpus is None else cpus
@@ -113,7 +116,7 @@ class BpfProbe:
         )
         self._image = image
         self.choice = hooks.choose(
-            self._open_object, cgroup, talkers, self._set_constants, fsync_hook
+            self._open_object, cgroup, talkers, self._set_constants, fsync_hook, mounted
         )
         self._object = self._open_object()
         self._maps: List[mmap.mmap] = []
@@ -240,7 +243,8 @@ class BpfProbe:
     def covers(self, fstypes: Sequence[str]) -> bool:
         """False when opening the probe again may give a missing hook or slot.
 
-        A filesystem's module is loaded at its first mount, after the hooks were chosen.
+        At its first mount, after the hooks were chosen, a filesystem's module is loaded, and system
+        calls may have to be watched for it.
         """
         if self._losses.read()[0]:
             return False
@@ -357,7 +361,8 @@ def open_probe(
     probes["auto"] = _best_probe(files)
     try:
         return probes[backend](
-            object_image(), files, queue_latency, talkers, fsync_hook=fsync_hook
+            object_image(), files, queue_latency, talkers, fsync_hook=fsync_hook,
+            mounted=mounted_types(files),
         )
     except (OSError, libbpf.BpfError) as error:
         if backend != "auto" or fsync_hook != hooks.AUTO:
@@ -377,5 +382,6 @@ def tried() -> ProbeInfo:
     Raises OSError or BpfError when only /proc is left.
     """
     files = KernelFiles()
-    with contextlib.closing(_best_probe(files)(object_image(), files)) as probe:
+    probe = _best_probe(files)(object_image(), files, mounted=mounted_types(files))
+    with contextlib.closing(probe):
         return probe.info()
