@@ -33,6 +33,7 @@ while True:
 # Of a device's row: what the probe alone, and the law by it, can tell.
 SEEN = ("fsync_p99_s", "sync_rate", "drain_rate")
 LOOKS = 40
+LIMIT_MOST = 64 * MIB  # 3 s of the disk, and in the end it is a tenth of a second's
 BESIDE = 16 * MIB  # what the kernel lets in beside the limit
 
 
@@ -81,7 +82,8 @@ def dirty_bytes() -> int:
 
 
 def is_held() -> bool:
-    return dirty_bytes() < limits().dirty_bytes + BESIDE
+    limit = limits().dirty_bytes
+    return limit < LIMIT_MOST and dirty_bytes() < limit + BESIDE
 
 
 def hold_a_flood(running: Running) -> Dict[str, Any]:
@@ -91,8 +93,9 @@ def hold_a_flood(running: Running) -> Dict[str, Any]:
         wait_for(lambda: limits().dirty_bytes, 90.0, "for a limit")
         wait_for(lambda: running.device(name).get("fsync_p99_s"), 60.0, "for a latency")
         wait_for(lambda: running.device(name).get("drain_rate"), 90.0, "for the drain rate")
-        # What was dirty before the limit takes 20 s, and a sync behind it as long.
-        wait_for(is_held, 60.0, "for dirty pages to come down to the limit")
+        # What was dirty before takes 20 s, and a sync behind it as long. Of these, ext4 may count
+        # none as written for some seconds, until its journal has committed: 132 MiB on 6.1.
+        wait_for(is_held, 90.0, "for dirty pages to come down to the limit")
         rows = []
         for _ in range(LOOKS):
             time.sleep(0.25)
@@ -106,7 +109,6 @@ def hold_a_flood(running: Running) -> Dict[str, Any]:
     print(f"\nlimit {limit / MIB:.0f} MiB, dirty at most {most / MIB:.0f} MiB; {len(whole)} of"
           f" {LOOKS} looks saw syncs end, p99 at most {slowest * 1e3:.0f} ms")  # fmt: skip
     print(rows[-1], status["probe"], status["self"], sep="\n")
-    # 20 MB/s drain a tenth of a second's limit.
-    assert 0 < limit < 64 * MIB and most < limit + BESIDE
+    assert 0 < limit < LIMIT_MOST and most < limit + BESIDE
     assert len(whole) > LOOKS / 2, [{figure: each[figure] for figure in SEEN} for each in rows]
     return status
