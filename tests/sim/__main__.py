@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | drawn | alerts | classes | search | SCENARIO...]: the law.
+"""python -m tests.sim [shape | drawn | alerts | battery | classes | search | SCENARIO...]: the law.
 
 Without a name all scenarios; `shape` compares the model with measured tables; `drawn work` runs
 hosts drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number may
@@ -7,6 +7,8 @@ follow, `-v` shows each host), `drawn constants` what half and double of each co
 do on those for work (2 minutes); `alerts` tells what the detector makes of collapses and of hosts
 that are well (40 s; `--seeds` takes the 20 from that one on), `alerts month` of an ordinary month,
 second by second (90 s; `--seed` takes another one);
+`battery work` tells how soon a failed battery is answered on drawn disks, `battery judge` on those
+for judging (40 hosts with a battery, 20 s of CPU; `-v` and another number as above);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
 `search` looks for random hosts in which the agent is slower than a fixed 15 MB, and shrinks them
 (4 searches of 1000 hosts from `--seed` on, 2 minutes; other numbers may follow);
@@ -22,7 +24,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, bench, classes, drawn, month, shape
+from tests.sim import alerts, battery, bench, classes, drawn, month, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -64,6 +66,12 @@ def main() -> int:
             print(f"{len(raised)} alerts in {month.DAYS} days")
         else:
             print(alerts.matrix(options.seeds))
+        return 0
+    if options.names[:1] == ["battery"]:
+        half, *rest = options.names[1:] or [""]
+        if half not in drawn.HALVES or len(rest) > 1 or not all(map(str.isdigit, rest)):
+            parser.error(f"after `battery`: {' or '.join(drawn.HALVES)}, and how many hosts")
+        print(battery.table(half, int("".join(rest) or 40), options.verbose))
         return 0
     if options.names[:1] == ["drawn"]:
         half, *rest = options.names[1:] or [""]
