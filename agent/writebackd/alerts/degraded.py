@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.alerts.baseline import LATENCY_FOLLOWS_S, MOST_FALLS_S
 from writebackd.alerts.cause import (
     ENOUGH_WRITES,
     FLOODED_SHARE,
@@ -12,10 +13,13 @@ from writebackd.alerts.cause import (
     SMALL,
     SOON_SHARE,
     fast_share,
+    has_cached,
     is_write_through,
 )
 from writebackd.alerts.detector_memory import (
+    ENOUGH_S,
     Baseline,
+    BesideFlood,
     DeviceHealth,
     Incident,
     Recovery,
@@ -25,36 +29,62 @@ from writebackd.alerts.incident import UNWANTED_S, alert_of, extended, is_lastin
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
-# Five ticks of about a second, which a limiter is told by (EVEN_TICKS): with four 14 of 40 volume
-# caps were taken for a lost cache.
-DEGRADED_S = 4.5
+# The first tick, and three whole ones of about a second that a limiter is told by (EVEN_LEAST). In
+# the first five seconds there are no more: a tick with less than half of it slow does not count.
+DEGRADED_S = 3.5
 FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back
-# Behind seconds of a flood every write waits, cache or not.
-HIDING_BYTES = 64 << 20
+# Behind seconds of a flood every write waits, cache or not. A held one is a tenth of a second of R
+# (MOST_S), and R up to 2 GB/s.
+HIDING_BYTES = 256 << 20
+# Times the longest stretch without a fast write beside a flood, in which the cache was well.
+SLOW_TIMES = 2.0
 # Without a small write for so long it is not known to be off any more; it is told again when it is.
 UNSEEN_S = 300.0
 
 
 def degraded(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """`health` with this tick in its incident, if there is one; tells of it when it is sure."""
-    count, size_bytes, latencies = view.small_writes
+    count, size_bytes, _ = view.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
         return _unseen(view, health)
     usual = health.usual(health.writes, size)
     if usual is None or _behind_much(view):
         return _over(health)
-    incident = extended(health.degraded, view, True, DEGRADED_S)
-    share = fast_share(latencies, size_bytes, health)
-    # Twice as many as those of an incident may be: a tick has few to count.
-    if (share is not None and share > 2 * SOON_SHARE) or (
-        incident.lasted_s >= DEGRADED_S / 2
-        and (_is_queued(incident) or not is_write_through(incident, health))
-    ):
+    if _is_fast(view, health, usual):
         return _over(health)
-    if incident.lasted_s >= DEGRADED_S and is_lasting(incident):
-        view.tick.tell(cache_alert(view, health, incident, usual))
+    incident = extended(health.degraded, view, True, DEGRADED_S)
+    if incident.lasted_s >= DEGRADED_S:
+        if not is_write_through(incident, health):
+            return _over(health)
+        if is_lasting(incident) and not _is_usual(incident, health.beside):
+            view.tick.tell(cache_alert(view, health, incident, usual))
     return replace(health, degraded=incident)
+
+
+def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
+    """`health` with what small writes of this tick say, which is one of a flood or of what it left
+    slow."""
+    count, size_bytes, latencies = view.small_writes
+    size = size_class(count, size_bytes)
+    usual = health.usual(health.writes, size)
+    if not count or size > SMALL or usual is None:
+        return health
+    fast_s, fast_at_s, slow_s, longest_s = health.beside
+    if not has_cached(latencies, usual):
+        return replace(health, beside=BesideFlood(
+            max(0.0, fast_s - view.dt_s), fast_at_s, slow_s + view.dt_s, longest_s
+        ))  # fmt: skip
+    if view.estimate.flooded:
+        # Only one after another: a flood's first tick and its last have fast ones on any disk.
+        now_s = view.tick.sample.time_s
+        if now_s - fast_at_s < 1.5 * view.dt_s:
+            fast_s = min(fast_s + view.dt_s, LATENCY_FOLLOWS_S)
+        fast_at_s = now_s
+    longest_s *= 1.0 - view.dt_s / MOST_FALLS_S
+    if (AlertName.CACHE_DEGRADED.value, view.name) not in view.tick.stands:
+        longest_s = max(longest_s, slow_s)
+    return replace(health, beside=BesideFlood(fast_s, fast_at_s, 0.0, longest_s))
 
 
 def recovering(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
@@ -87,14 +117,21 @@ def _behind_much(view: DeviceView) -> bool:
     return view.estimate.flooded and view.backlog_bytes > HIDING_BYTES
 
 
-def _is_queued(incident: Incident) -> bool:
-    """Whether what a flood has queued explains why small writes are slow; from tick to tick that
-    is a fourth or four times as much."""
-    middle = incident.writes.quantile(0.5)
-    return (
-        incident.flooded_s >= FLOODED_SHARE * incident.seconds
-        and middle is not None
-        and middle <= QUEUED * incident.queued_s
+def _is_fast(view: DeviceView, health: DeviceHealth, usual: Baseline) -> bool:
+    """Whether a cache took some of the tick's small writes."""
+    _, size_bytes, latencies = view.small_writes
+    if view.estimate.flooded:
+        return has_cached(latencies, usual)
+    share = fast_share(latencies, size_bytes, health)
+    # Twice as many as those of an incident may be: a tick has few to count.
+    return share is not None and share > 2 * SOON_SHARE
+
+
+def _is_usual(incident: Incident, beside: BesideFlood) -> bool:
+    """Whether a flood explains it: floods are not known to leave some fast, or left none for about
+    as long before."""
+    return incident.flooded_s >= FLOODED_SHARE * incident.seconds and (
+        beside.fast_s < ENOUGH_S or beside.slow_s < SLOW_TIMES * beside.longest_s
     )
 
 

@@ -15,7 +15,7 @@ from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.collapse import collapse, suspicious
-from writebackd.alerts.degraded import degraded, recovering
+from writebackd.alerts.degraded import beside_flood, degraded, recovering
 from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth
 from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
@@ -135,6 +135,8 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
     standing = view.standing
     if standing or health.stalled_s or health.collapse is not None or suspicious(view, health):
         health = collapse(view, health)
+    if view.estimate.flooded or health.beside.slow_s:
+        health = beside_flood(view, health)
     multiple = view.rules.latency_multiple
     if health.degraded is not None or standing or is_slow(health, view.estimate, multiple):
         health = degraded(view, health)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, Cause
 from writebackd.types.histogram import Histogram
@@ -102,6 +102,16 @@ class Incident:
         return max(self.syncs.mean() or 0.0, self.oldest_s / 2)
 
 
+class BesideFlood(NamedTuple):
+    """How small writes fare beside floods. A cache that is full finds room for some, soon; media
+    alone are fast for none."""
+
+    fast_s: float = 0.0  # seconds with fast ones, less those without, of the last minute
+    fast_at_s: float = float("-inf")  # the last tick with a fast one, as Sample.time_s
+    slow_s: float = 0.0  # in a row without a fast one, until now
+    longest_s: float = 0.0  # the longest of those that ended
+
+
 @dataclass(frozen=True)
 class Recovery:
     """What small writes took since a write cache was told to be off."""
@@ -126,6 +136,7 @@ class DeviceHealth:
     writes: Baselines = field(default_factory=dict)
     collapse: Optional[Incident] = None
     degraded: Optional[Incident] = None
+    beside: BesideFlood = field(default_factory=BesideFlood)
     exhausted: Optional[Incident] = None
     recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
