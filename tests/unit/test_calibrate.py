@@ -395,6 +395,26 @@ def test_the_loads_rest_when_nobody_orders_any_more(
         loads.close()
 
 
+def test_a_sync_counts_as_dirty_for_its_block_alone(tmp_path: Path) -> None:
+    # Of a folio of 2 MB all would count, and a limit of 2 MB leave a flood nothing.
+    loads = Loads(tmp_path, 8 << 20)
+
+    def accounted() -> int:
+        account = Path(f"/proc/{loads.pids[1]}/io").read_text()
+        return int(account.split("\nwrite_bytes: ")[1].split()[0])
+
+    try:
+        loads.order(False, None, 0)
+        until(lambda: loads.ready)
+        begun, before = loads.syncs, accounted()
+        loads.order(False, 0.0, 0)
+        until(lambda: loads.syncs >= begun + 20)
+        dirtied = accounted() - before
+        assert dirtied <= 2 * 4096 * (loads.syncs - begun + 1)
+    finally:
+        loads.close()
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_load_that_is_killed_is_told(tmp_path: Path, which: int) -> None:
     loads = Loads(tmp_path, 8 << 20)
