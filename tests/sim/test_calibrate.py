@@ -221,11 +221,11 @@ def test_the_first_idle_fsyncs_do_not_count() -> None:
 
 
 def test_syncs_while_the_probe_is_read_are_no_strangers() -> None:
-    # 2 000 a second and 0.1 s, as 20 000 and 10 ms: 200 of them may be in either tick.
+    # 800 a second and 0.25 s, as 20 000 and 10 ms: 200 of them may be in either tick.
     disk = replace(RAID, baseline_s=35e-6)
-    calibration = Host(disk, read_s=0.1).calibrate()
+    calibration = Host(disk, read_s=0.25).calibrate()
     assert calibration.problem is None
-    assert max(rung.sync_rate for rung in calibration.rungs) > 2000
+    assert max(rung.sync_rate for rung in calibration.rungs) > 700
 
 
 def test_a_few_syncs_of_a_stranger_show_on_a_slow_disk() -> None:

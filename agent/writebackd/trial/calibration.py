@@ -56,7 +56,8 @@ STEADY_S, STEADY = 9.0, 0.1
 # take the media's time from the flood, and fewer would not tell whether it is full.
 FILL_WAIT_S, FILL_WAITS = 0.02, 20.0
 # Of the media's time, that fsyncs take where they are spaced, since they would take all of it.
-PRICED = 0.6
+# What each takes is known to a factor of three after the seconds of a fill.
+PRICED = 0.2
 # Threads of the kernel that dirty a filesystem's own blocks, for whoever writes.
 _KERNEL = ("kworker/", "jbd2/", "xfsaild/", "btrfs-")
 # Alerts that a flood of ours may raise.
