@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | drawn | alerts | battery | classes | search | SCENARIO...]: the law.
+"""python -m tests.sim [shape | drawn | flood | battery | alerts | classes | search | SCENARIO...].
 
 Without a name all scenarios; `shape` compares the model with measured tables; `drawn work` runs
 hosts drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number may
 follow, `-v` shows each host), `drawn constants` what half and double of each constant of the law
-do on those for work (2 minutes); `alerts` tells what the detector makes of collapses and of hosts
-that are well (40 s; `--seeds` takes the 20 from that one on), `alerts month` of an ordinary month,
-second by second (90 s; `--seed` takes another one);
-`battery work` tells how soon a failed battery is answered on drawn disks, `battery judge` on those
-for judging (40 hosts with a battery, 20 s of CPU; `-v` and another number as above);
+do on those for work (2 minutes); `flood work` and `flood judge` what is known of such hosts after
+one flood (60 hosts, 10 s); `battery work` tells how soon a failed battery is answered on drawn disks, `battery judge` on those
+for judging (40 hosts with a battery, 20 s of CPU);
+`alerts` tells what the detector makes of collapses and of hosts that are well (40 s; `--seeds`
+takes the 20 from that one on), `alerts month` of an ordinary month, second by second (90 s;
+`--seed` takes another one);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
 `search` looks for random hosts in which the agent is slower than a fixed 15 MB, and shrinks them
 (4 searches of 1000 hosts from `--seed` on, 2 minutes; other numbers may follow);
@@ -24,7 +25,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, battery, bench, classes, drawn, month, shape
+from tests.sim import alerts, battery, bench, classes, drawn, month, one_flood, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -67,23 +68,12 @@ def main() -> int:
         else:
             print(alerts.matrix(options.seeds))
         return 0
-    if options.names[:1] == ["battery"]:
-        half, *rest = options.names[1:] or [""]
-        if half not in drawn.HALVES or len(rest) > 1 or not all(map(str.isdigit, rest)):
-            parser.error(f"after `battery`: {' or '.join(drawn.HALVES)}, and how many hosts")
-        print(battery.table(half, int("".join(rest) or 40), options.verbose))
-        return 0
-    if options.names[:1] == ["drawn"]:
-        half, *rest = options.names[1:] or [""]
-        if half not in (*drawn.HALVES, "constants") or len(rest) > 1 or not all(
-                number.isdigit() for number in rest if number):
-            parser.error(f"after `drawn`: {', '.join(drawn.HALVES)} or constants, how many hosts")
-        hosts = int("".join(rest) or 60)
-        policy = load_policy(options.policy)
-        if half == "constants":
-            print(drawn.constants(drawn.seeds("work", hosts), policy))
-        else:
-            print(drawn.table(drawn.seeds(half, hosts), policy, bench.AGENT, options.verbose))
+    if options.names[:1] in (["drawn"], ["flood"], ["battery"]):
+        what, half, *rest = [*options.names, ""][:max(2, len(options.names))]
+        halves = (*drawn.HALVES, "constants") if what == "drawn" else drawn.HALVES
+        if half not in halves or len(rest) > 1 or not all(map(str.isdigit, rest)):
+            parser.error(f"after `{what}`: {' or '.join(halves)}, and how many hosts")
+        print(of_drawn(what, half, [*map(int, rest)], load_policy(options.policy), options.verbose))
         return 0
     unknown = [name for name in options.names if name not in BY_NAME]
     if unknown:
@@ -97,6 +87,18 @@ def main() -> int:
     scores(chosen, policy, options.seed, options.tick)
     print(f"\n{time.process_time() - began:.1f} s of CPU")
     return 0
+
+
+def of_drawn(what: str, half: str, hosts: List[int], policy: Policy, verbose: bool) -> str:
+    """A table of so many drawn hosts, if that is given."""
+    if what == "battery":
+        return battery.table(half, *(hosts or [40]), verbose)
+    some = drawn.seeds("work" if half == "constants" else half, *(hosts or [60]))
+    if what == "flood":
+        return one_flood.table(some, policy, verbose)
+    if half == "constants":
+        return drawn.constants(some, policy)
+    return drawn.table(some, policy, bench.AGENT, verbose)
 
 
 def scores(chosen: List[Scenario], policy: Policy, seed: int, tick_s: float) -> None:
