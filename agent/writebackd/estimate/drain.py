@@ -46,6 +46,8 @@ from writebackd.types.device_memory import DeviceMemory, Drain
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
 
+_UNLIMITED = float("inf")  # in the place of a limit: pages waited for the device alone
+
 
 @dataclass(frozen=True)
 class Writes:
@@ -56,6 +58,7 @@ class Writes:
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
     telling: bool  # flooded, and the device or the limit held it: its rate tells of them
+    backlog: bool = False  # the device was busy, and had more to write: it set the rate
 
 
 
@@ -92,6 +95,8 @@ def measure_writes(
     come: pages wait (dirty and under writeback, at least a quarter of the background limit), or
     writers slept `throttled_s` for the limit, all together; `most_held_s` is the longest sleep of
     one.  A small limit is often found empty by a look once a second, so the sleep tells it better.
+    Below the background limit pages wait until they are 30 s old, and then come all at once: a
+    busy device with a quarter of a second of them before it (SEEK_MOST_S) is flooded as well.
     """
     rate = group_bytes / dt_s
     background = rate
@@ -105,8 +110,9 @@ def measure_writes(
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     throttled = throttled_s >= HELD_BACK_SHARE * dt_s
+    backlog = sample.busy_share >= BUSY_SHARE and waiting >= SEEK_MOST_S * background
     flooded = background >= FLOOD_RATE and (
-        throttled or waiting >= vm.background_threshold_bytes / 4
+        throttled or backlog or waiting >= vm.background_threshold_bytes / 4
     )
     return Writes(
         rate=rate,
@@ -118,6 +124,7 @@ def measure_writes(
         # whether that is seen or not.
         held_back=throttled
         or waiting >= (vm.threshold_bytes + vm.background_threshold_bytes) / 2,
+        backlog=backlog,
     )
 
 
@@ -161,6 +168,9 @@ def update_drain(
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
     if not writes.flooded or sync is None:
         if d.slow_share or d.full_s:
+            if r is None and d.full_s > 0:
+                memory = _shown_at_the_end(memory)
+                d = memory.drain
             d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
         return replace(memory, drain=d)
     if r is None:
@@ -182,9 +192,11 @@ def update_drain(
         full_s = d.full_s + (dt_s if full else -dt_s)
     own = pace is not None or is_in_force(limit_bytes, memory)
     ticks = d.full_ticks if full else ()
-    # In its first second the cache still takes some; and a writer's own rate is not the disk's.
-    if full and full_s > 1.0 and (own or writes.held_back):
-        ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
+    # In its first second the cache still takes some; and a writer's own rate is not the disk's, but
+    # without writers the flusher's is.
+    if full and full_s > 1.0 and (own or writes.held_back or writes.backlog):
+        under = _UNLIMITED if writes.backlog and not own else float(limit_bytes)
+        ticks = (*ticks, (rate, under))[-_shown_ticks(dt_s):]
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(
         d,
@@ -256,6 +268,18 @@ def _held_by_media(
         return shown(replace(memory, drain=d), d.enough_bytes)
     d = replace(d, enough_bytes=d.enough_bytes * full_rate / r)
     return replace(memory, drain=d, drain_rate=full_rate)
+
+
+def _shown_at_the_end(memory: DeviceMemory) -> DeviceMemory:
+    """R after a flood that was too short to show it for long, where no limit held it: the most.
+
+    Of a tick in which it ended, or a sweep came, its rate is less.
+    """
+    d = memory.drain
+    rates = [rate for rate, under in d.full_ticks if under == _UNLIMITED]
+    if not rates:
+        return memory
+    return with_drain_rate(replace(memory, drain=unpriced(d)), max(rates))
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:
