@@ -5,11 +5,10 @@ Without a name all scenarios; `shape` compares the model with measured tables; `
 hosts drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number may
 follow, `-v` shows each host), `drawn constants` what half and double of each constant of the law
 do on those for work (2 minutes); `flood work` and `flood judge` what is known of such hosts after
-one flood (60 hosts, 10 s); `battery work` tells how soon a failed battery is answered on drawn disks, `battery judge` on those
-for judging (40 hosts with a battery, 20 s of CPU);
-`alerts` tells what the detector makes of collapses and of hosts that are well (40 s; `--seeds`
-takes the 20 from that one on), `alerts month` of an ordinary month, second by second (90 s;
-`--seed` takes another one);
+one flood (60 hosts, 10 s); `battery work` and `battery judge` how soon a failed battery is
+answered (40 hosts with one, 20 s); `alerts` tells what the detector makes of collapses and of hosts
+that are well (40 s; `--seeds` takes the 20 from that one on), `alerts month` of an ordinary month,
+second by second (90 s; `--seed` takes another one);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
 `search` looks for random hosts in which the agent is slower than a fixed 15 MB, and shrinks them
 (4 searches of 1000 hosts from `--seed` on, 2 minutes; other numbers may follow);
@@ -73,7 +72,8 @@ def main() -> int:
         halves = (*drawn.HALVES, "constants") if what == "drawn" else drawn.HALVES
         if half not in halves or len(rest) > 1 or not all(map(str.isdigit, rest)):
             parser.error(f"after `{what}`: {' or '.join(halves)}, and how many hosts")
-        print(of_drawn(what, half, [*map(int, rest)], load_policy(options.policy), options.verbose))
+        hosts = int("".join(rest) or 0)
+        print(of_drawn(what, half, hosts, load_policy(options.policy), options.verbose))
         return 0
     unknown = [name for name in options.names if name not in BY_NAME]
     if unknown:
@@ -89,11 +89,11 @@ def main() -> int:
     return 0
 
 
-def of_drawn(what: str, half: str, hosts: List[int], policy: Policy, verbose: bool) -> str:
-    """A table of so many drawn hosts, if that is given."""
+def of_drawn(what: str, half: str, hosts: int, policy: Policy, verbose: bool) -> str:
+    """A table of so many drawn hosts; 0: of as many as usual."""
     if what == "battery":
-        return battery.table(half, *(hosts or [40]), verbose)
-    some = drawn.seeds("work" if half == "constants" else half, *(hosts or [60]))
+        return battery.table(half, hosts or 40, verbose)
+    some = drawn.seeds("work" if half == "constants" else half, hosts or 60)
     if what == "flood":
         return one_flood.table(some, policy, verbose)
     if half == "constants":
