@@ -527,6 +527,13 @@ def test_the_flusher_runs_sooner_while_a_limit_is_held_for_syncs() -> None:
     assert asked(memory(), policy_=FLUSH, estimates=calm).settings == expected
 
 
+@pytest.mark.parametrize("interval_s", [1e-6, 0.004, 0.005, 0.01])
+def test_the_shortest_flush_interval_does_not_turn_the_flusher_off(interval_s: float) -> None:
+    """The kernel takes dirty_writeback_centisecs=0 for never."""
+    shortest = asked(memory(), policy_=policy(flush_interval_s=interval_s)).settings
+    assert shortest == (Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 1),)
+
+
 def test_the_flusher_is_as_found_without_a_limit_for_syncs() -> None:
     assert asked(memory(), wants=(want("sda", demand=False),), policy_=FLUSH).settings == ()
     assert asked(memory(), wants=(want("sda", None),), policy_=FLUSH).settings == ()

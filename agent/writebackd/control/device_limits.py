@@ -89,7 +89,8 @@ def plan_device_limits(
         ]
     held = any(want.demand and want.target_bytes is not None for want in wants)
     if policy.levers.flush_interval_s and held:
-        hundredths = round(policy.levers.flush_interval_s * 100)
+        # At 0 the kernel would flush nothing by time at all.
+        hundredths = max(1, round(policy.levers.flush_interval_s * 100))
         settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
     if policy.levers.queue:
         settings += _queue(policy, memory, sample, estimates, wants)
