@@ -712,7 +712,7 @@ def test_a_goal_that_moved_by_less_than_the_deadband_moves_nothing() -> None:
 
 
 def test_after_a_step_up_the_next_one_waits_for_the_cooldown() -> None:
-    low = TIGHT // 16
+    low = TIGHT // 4  # the floor
     decision, kept = decided(memory(), sample(limit=low), database(), policy())
     assert decision.limit_bytes == low * CAPS.limits.step_up and kept.last_raise_s == NOW
     soon = sample(limit=2 * low, now_s=NOW + 0.9 * CAPS.limits.cooldown_s)

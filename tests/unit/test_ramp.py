@@ -112,6 +112,27 @@ def test_the_last_step_down_goes_by_what_the_device_drains(known: bool) -> None:
     assert (decision.limit_bytes == decision.goal_bytes) is known
 
 
+@pytest.mark.parametrize("found", [0, 8 << 10, 600 << 10])
+@pytest.mark.parametrize("since_s", [0.0, 99.0])
+def test_from_below_the_floor_it_goes_to_the_floor_at_once(found: int, since_s: float) -> None:
+    """From dirty_ratio = 0 no factor leads anywhere, and the kernel refuses dirty_bytes = 0."""
+    host = Plant(POLICY, 250.0 * MB)
+    host.run(20)
+    host.flood = True
+    host.run(60)
+    sample = host.sample()
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    memory = replace(
+        memory, limit_bytes=None, goal_bytes=None, last_raise_s=sample.time_s - since_s
+    )
+    vm = replace(sample.vm, limits=VmLimits(found, 0, 0, 0), threshold_bytes=found,
+                 background_threshold_bytes=found // 2)
+    decision, _ = decide(POLICY, memory, replace(sample, vm=vm), estimates)
+    assert decision.goal_bytes is not None and decision.goal_bytes >= POLICY.limits.floor_bytes
+    assert decision.limit_bytes is not None
+    assert decision.limit_bytes >= POLICY.limits.floor_bytes
+
+
 @given(
     goal=st.integers(1 << 20, 1 << 40), now=st.integers(1 << 20, 1 << 40),
     dirty=st.integers(0, 1 << 40), since=st.floats(0, 1e6), drains=st.floats(0, 1e10),

@@ -142,7 +142,8 @@ def decide(
             policy.limits.cooldown_s,
             # None of what is dirty may be the flooded devices'.
             0.0 if hung_devices(sample) else slowest(estimates.values()),
-            at_once,
+            # What was found may lie below the floor, or be 0.
+            max(at_once, policy.limits.floor_bytes),
         )
     if memory.pin_bytes is not None:
         background = limit // 2
