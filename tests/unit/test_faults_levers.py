@@ -393,6 +393,22 @@ def test_a_ledger_that_is_damaged_under_a_live_daemon_does_not_matter_to_it(
     assert case.is_home()
 
 
+@pytest.mark.parametrize("length", [0, 300])
+def test_nor_does_it_where_somebody_else_then_sets_a_limit(case: Case, length: int) -> None:
+    """Levers that still stand go into a ledger of their own."""
+    case.take_up()
+    os.truncate(case.rig.runtime_dir / "ledger.json", length)
+    case.host.stalled = True
+    case.host.sysctl("dirty_bytes", 99 << 20)
+    case.rig.tick(2)
+    assert saved(case.rig.runtime_dir / "ledger.json").levers
+    case.host.release()
+    case.rig.tick(3)
+    assert case.host.limits.dirty_bytes == 99 << 20
+    case.host.sysctl("dirty_ratio", 20)
+    assert case.is_home()
+
+
 def test_an_error_of_the_program_brings_all_home(case: Case) -> None:
     case.take_up()
     case.rig.probe.next = RuntimeError("as if there were a bug")

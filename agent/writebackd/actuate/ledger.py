@@ -171,10 +171,8 @@ def set_aside(path: Path) -> Path:
 
 
 def keep_copy(path: Path) -> None:
-    """As `set_aside`, but the ledger stays where it is. Raises OSError or LedgerError."""
-    ledger = load(path)
-    if ledger is not None:
-        ledger.save(path.with_name(path.name + ".old"))
+    """As `set_aside`, but the ledger stays where it is. Raises OSError."""
+    write_whole(path.with_name(path.name + ".old"), path.read_bytes())
 
 
 def boot_id(files: KernelFiles) -> str:
