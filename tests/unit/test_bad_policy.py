@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Callable, List, Tuple
@@ -212,3 +213,33 @@ def test_the_daemon_takes_no_file_that_others_may_change(
     ]
     # As a text there is nothing wrong with it, whoever asks.
     assert check("default", base.parent) == []
+
+
+@pytest.mark.parametrize("option", ["--runtime-dir", "--state-dir"])
+@pytest.mark.parametrize("spoil", [
+    lambda path: os.chown(path, 1000, 1000), lambda path: path.chmod(0o777),
+])  # fmt: skip
+def test_a_directory_that_others_may_change_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None], option: str,
+) -> None:  # fmt: skip
+    """Links in it would have root truncate the lock's file, and set the modes of others."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give files away")
+    file = tmp_path / "precious"
+    file.write_text("precious")
+    directories = {name: tmp_path / name[2:] for name in ("--runtime-dir", "--state-dir")}
+    for each in directories.values():
+        each.mkdir()
+    (directories["--runtime-dir"] / "class").symlink_to(file)
+    spoil(directories[option])
+    monkeypatch.setattr(daemon_main, "Daemon", None)
+    monkeypatch.setattr(daemon_main, "memory_lock", SimpleNamespace(lock_used=str))
+    monkeypatch.setattr(daemon_main, "_start_logging", lambda verbose, quiet: None)
+    monkeypatch.setattr(daemon_main, "_stop_logging", lambda listener: None)
+    monkeypatch.setattr(daemon_main, "choose", lambda *_, **more: SimpleNamespace(
+        policy=replace(load_policy("default"), name="etcd"), skipped=()))
+    argv = [word for each in directories.items() for word in map(str, each)]
+    assert daemon_main.main(argv) == USAGE
+    assert f"{directories[option]}: not used: " in capsys.readouterr().err
+    assert file.read_text() == "precious"

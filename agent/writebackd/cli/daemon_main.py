@@ -33,11 +33,12 @@ from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import compiled_programs, object_image
 from writebackd.kernel.vm import in_words, read_limits
-from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
+from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, others_may_choose, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.find import unsafe, unused_drop_ins
 from writebackd.policy.load import DEFAULT_NAME
 from writebackd.policy.match import NAMED, choose
+from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.decision import Mode
 
@@ -147,8 +148,13 @@ def _main(argv: Optional[Sequence[str]]) -> int:
 
     try:
         first = load()  # before anything is created: a bad policy touches nothing
-        for directory in (args.runtime_dir, args.state_dir):
+        for directory, usual in ((args.runtime_dir, RUNTIME_DIR), (args.state_dir, STATE_DIR)):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # Who may make links there has root write, empty and open files of their choice.
+            why = others_may_choose(str(directory), str(usual.parent))
+            if why:
+                complain(f"writebackd: {directory}: not used: {why}")
+                return USAGE
     except PolicyError as error:
         complain(str(error))
         return USAGE
@@ -237,7 +243,7 @@ class _Chooser:
         path = self._runtime_dir / TAKEN
         try:
             self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-            path.write_text(f"{name}\n", encoding="utf-8")
+            write_atomically(path, f"{name}\n".encode())
         except OSError as error:
             log.warning(
                 "%s: %s: a restart while the services of %s are down takes another policy",
