@@ -16,7 +16,14 @@ import pytest
 
 from fake_host import FakeHost, FakeProbe
 from writebackd.kernel import bpf_layout, map_readers
-from writebackd.kernel.cgroup_index import MOST_SMALL, MOST_WATCHED, WATCHED_S, CgroupIndex
+from writebackd.kernel.cgroup_index import (
+    BULK,
+    MOST_PATHS,
+    MOST_SMALL,
+    MOST_WATCHED,
+    WATCHED_S,
+    CgroupIndex,
+)
 from writebackd.kernel.cgroup_io_max import path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hooks import FSYNC, SYNCFS, Choice
@@ -281,6 +288,20 @@ def test_without_both_controllers_a_cgroup_has_no_dirty_limits(
         file.write_text(controllers)
     cgroups = CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup")
     assert cgroups.memory({SMALL: 1.0}, 0.0) == {}
+
+
+def test_of_very_many_that_slept_or_flooded_the_last_are_remembered(tree: Tree) -> None:
+    """Any user may make cgroups by the hundred in each tick, with names of 4 KB."""
+    cgroups = with_memory(tree)
+    for now in range(3):
+        paths = [f"/user.slice/{now}/{n}" for n in range(600)]
+        for path in paths:
+            tree.directory(path)
+        cgroups.memory(dict.fromkeys(paths, 1.0), float(now))
+        cgroups.control({"sda": dict.fromkeys(paths, FAST)}, float(now))
+    for known in (cgroups._slept, cgroups._watched):
+        assert len(known) == MOST_PATHS
+        assert sum(path.startswith("/user.slice/2/") for path in known) >= BULK * len(paths)
 
 
 def test_of_many_those_are_read_that_slept_last(tree: Tree) -> None:

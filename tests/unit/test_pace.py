@@ -9,15 +9,17 @@ from typing import Any, List
 
 import pytest
 
+import samples
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.pacing.domain import QUIET_S, WIDE_S, divide
 from writebackd.control.pacing.exclusions import NEVER, objection, slices_of, unit_of
+from writebackd.control.pacing.pace import MOST_SYNCERS, remember_syncers
 from writebackd.policy import load_policy
 from writebackd.policy.keys import Protect
 from writebackd.policy.schema import Policy
 from writebackd.tuning import EVERY_S, SPEND
-from writebackd.types.core_memory import Cap
+from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
@@ -204,6 +206,23 @@ def test_who_synced_in_the_last_minutes_is_not_paced() -> None:
     # A limit holds everything below it.
     assert "syncs itself" in why(group(), syncers={8: (f"{FLOOD}/worker", NOW)})
     assert why(group(), syncers={8: (f"{FLOOD}-2", NOW)}) == ""
+
+
+def test_of_very_many_that_sync_the_last_are_remembered() -> None:
+    """Any user may make cgroups by the hundred in each tick, with names of 4 KB."""
+    ticks, each = 3 * MOST_SYNCERS // 512, 512
+    memory, path = Memory(), "/user.slice/user-1000.slice/user@1000.service/x"
+    for tick in range(ticks):
+        synced = [replace(group(f"{path}{tick}/{n}"), cgroup_id=1000 + tick * each + n, syncs=1)
+                  for n in range(each)]
+        if tick % 4 == 0:
+            synced.append(replace(group(DATABASE), cgroup_id=7, syncs=1))
+        seen = replace(samples.idle().sample, time_s=NOW + tick, cgroups=tuple(synced))
+        memory = remember_syncers(memory, seen)
+        assert memory.syncers[7][0] == DATABASE
+        assert len(memory.syncers) <= MOST_SYNCERS
+    assert len(memory.syncers) == MOST_SYNCERS
+    assert 1000 + ticks * each - 1 in memory.syncers and 1000 not in memory.syncers
 
 
 def test_unit_of_a_path() -> None:

@@ -135,6 +135,7 @@ class CgroupIndex:
             self._watched,
             key=lambda x: (x not in paced, -total.get(x, 0.0), -self._watched[x].last_s),
         )
+        self._watched = {path: self._watched[path] for path in busiest[:MOST_PATHS]}
         return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
 
     def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
@@ -154,6 +155,7 @@ class CgroupIndex:
         latest = sorted(
             self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
         )
+        self._slept = {path: self._slept[path] for path in latest[:MOST_PATHS]}
         found = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
         return {path: memory for path, memory in found.items() if memory is not None}
 

@@ -35,6 +35,10 @@ from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
+# Cgroups that synced lately and are remembered. Any user may make 512 of them in each tick (half
+# of the kernel's table), with paths of 4 KB: in five minutes 560 MB, where the unit has 192.
+MOST_SYNCERS = 4096
+
 
 @dataclass(frozen=True)
 class PacePlan:
@@ -105,8 +109,10 @@ def remember_syncers(memory: Memory, sample: Sample) -> Memory:
     }
     for cgroup in sample.cgroups:
         if cgroup.syncs:
-            known = syncers.get(cgroup.cgroup_id, (None, 0.0))[0]
-            syncers[cgroup.cgroup_id] = (cgroup.path or known, sample.time_s)
+            known = syncers.pop(cgroup.cgroup_id, (None, 0.0))[0]
+            syncers[cgroup.cgroup_id] = (cgroup.path or known, sample.time_s)  # as the last
+    for oldest in list(syncers)[:-MOST_SYNCERS]:
+        del syncers[oldest]
     return replace(memory, syncers=syncers)
 
 
