@@ -86,6 +86,7 @@ from writebackd.kernel.hidepid import HidePid
 from writebackd.kernel.map_readers import SyncReader
 
 class Table:
+    max_entries = 8
     def __init__(self, rows):
         self.rows = rows
     def batch_reader(self, most):

@@ -412,7 +412,7 @@ class FakeObject:
         held = self._inflight if name == "syncs_inflight" else FakeMap()
         return SimpleNamespace(
             value_size=bpf_layout.VALUE_SIZES.get(name), batch_reader=held.batch_reader,
-            delete=held.delete, mapped=lambda: mmap.mmap(-1, 1 << 20),
+            max_entries=held.max_entries, delete=held.delete, mapped=lambda: mmap.mmap(-1, 1 << 20),
         )
 
     def maps(self) -> List[Any]:
@@ -491,6 +491,31 @@ def test_a_sync_is_stuck_while_its_thread_waits_in_the_kernel(
     assert stuck(reader) == 1
     seen += [("D", 8.0)]
     assert stuck(reader) == 0 and reader.abandoned == 1
+
+
+def sync_returns(done: FakeMap, dev: int, more: int = 1) -> None:
+    """As the probe counts: an entry that was removed begins anew."""
+    key, size = dev.to_bytes(4, sys.byteorder), bpf_layout.SYNC_STATS_SIZE
+    count = bpf_layout.SYNC_COUNTS.unpack_from(done.entries.get(key, bytes(size)))[0] + more
+    if key in done.entries or len(done.entries) < done.max_entries:
+        done.entries[key] = bpf_layout.SYNC_COUNTS.pack(count, 0, 0).ljust(size, b"\0")
+
+
+def test_filesystems_that_were_synced_once_leave_room_for_a_disk(held: Any) -> None:
+    """An unmount is a sync: containers come and go, and users mount in namespaces of their own."""
+    done: Any = FakeMap()
+    reader, another = SyncReader(done, held), DISK + 16
+    sync_returns(done, DISK)
+    for minor in range(done.max_entries):
+        sync_returns(done, minor)
+    assert len(reader.read()) == done.max_entries
+    for syncs in (2, 3, 4):  # also of one that was removed
+        sync_returns(done, DISK, syncs)
+        sync_returns(done, another, syncs)
+        found = reader.read()
+        assert found["8:1"].fsyncs == found["8:17"].fsyncs == syncs
+        assert len(done.entries) == done.max_entries // 2
+        assert {DISK, another} <= {int.from_bytes(key, sys.byteorder) for key in done.entries}
 
 
 def hold_syncs(held: FakeMap, cgroup: int, count: int, last_ns: int, pid: int = 42) -> None:

@@ -159,13 +159,14 @@ class SyncReader:
         self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False
     ) -> None:
         """`misses_ends`: see hooks.Choice."""
+        self._done_map = done
         self._done = done.batch_reader(64)
         self._misses_ends = misses_ends
         self._user_s: Dict[bytes, float] = {}  # of old syncs' threads, when first looked at
         self._inflight_map = inflight
         self._inflight = inflight.batch_reader(512)
         self.abandoned = 0  # syncs whose thread went without an end that was seen
-        self._last: Dict[str, Tuple[Sequence[int], bytes, bytes]] = {}
+        self._last: Dict[bytes, Tuple[Sequence[int], bytes, bytes]] = {}
 
     def read(self) -> Dict[str, SyncSample]:
         waiting: Dict[str, Tuple[int, float]] = {}
@@ -192,8 +193,8 @@ class SyncReader:
             counts = bpf_layout.SYNC_COUNTS.unpack_from(value)
             split = bpf_layout.SYNC_COUNTS.size + bpf_layout.HIST.size
             files, syncfs = value[bpf_layout.SYNC_COUNTS.size : split], value[split:]
-            last = self._last.get(name, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
-            self._last[name] = (counts, files, syncfs)
+            last = self._last.get(key, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
+            self._last[key] = (counts, files, syncfs)
             inflight, oldest = waiting.pop(name, (0, 0.0))
             result[name] = SyncSample(
                 fsyncs=max(0, counts[0] - last[0][0]),
@@ -205,6 +206,10 @@ class SyncReader:
             )
         for name, (inflight, oldest) in waiting.items():
             result[name] = SyncSample(inflight=inflight, oldest_s=oldest)
+        # An unmount is a sync, and any user may have filesystems by the thousand. Those known
+        # longest go: a disk's comes back without a loss, as its count begins anew.
+        for key in _make_room(self._done_map, len(self._last), dict.fromkeys(self._last, 0)):
+            del self._last[key]
         return result
 
     def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
