@@ -20,6 +20,9 @@ from writebackd.types.samples import CgroupControl, CgroupMemory
 # systemd marks what it hands over (Delegate=) with one of these; the first since
 # version 251, the second can be read with CAP_SYS_ADMIN only.
 DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
+# Levels of a path: those above are looked at as well, and any user may make 2000. A container in
+# a container has a dozen.
+MOST_LEVELS = 32
 # Paths that are remembered, and how long the files of one that flooded are read.
 MOST_PATHS = 1024
 WATCHED_S = 60.0
@@ -67,7 +70,7 @@ class CgroupIndex:
             return None
         path = path_of_process(self._files, str(pid))
         # It may have moved since, or another process may have got its number.
-        if path is None or self.id(path) != cgroup_id:
+        if path is None or path.count("/") > MOST_LEVELS or self.id(path) != cgroup_id:
             return None
         self._paths[cgroup_id] = path
         if len(self._paths) > MOST_PATHS:
