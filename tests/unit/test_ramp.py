@@ -131,6 +131,11 @@ def test_from_below_the_floor_it_goes_to_the_floor_at_once(found: int, since_s: 
     assert decision.goal_bytes is not None and decision.goal_bytes >= POLICY.limits.floor_bytes
     assert decision.limit_bytes is not None
     assert decision.limit_bytes >= POLICY.limits.floor_bytes
+    # With pages of 64 KiB the kernel takes no less than 128 KiB, whatever the policy's floor is.
+    large = replace(sample, vm=vm, host=replace(sample.host, page_size=65536))
+    low = replace(POLICY, limits=replace(POLICY.limits, floor_bytes=8192, rest_bytes=8192))
+    decision, _ = decide(low, memory, large, estimates)
+    assert decision.limit_bytes is not None and decision.limit_bytes >= 2 * 65536
 
 
 @given(

@@ -143,7 +143,7 @@ def decide(
             # None of what is dirty may be the flooded devices'.
             0.0 if hung_devices(sample) else slowest(estimates.values()),
             # What was found may lie below the floor, or be 0.
-            max(at_once, policy.limits.floor_bytes),
+            max(at_once, policy.limits.floor_bytes, least),
         )
     if memory.pin_bytes is not None:
         background = limit // 2
