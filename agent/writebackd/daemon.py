@@ -35,7 +35,17 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory_lock import collect_seldom
 from writebackd.kernel.signals import Signals
-from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
+from writebackd.paths import (
+    HISTORY,
+    LEARNED,
+    LEDGER,
+    METRICS,
+    OFF,
+    OFF_ON_DISK,
+    RUNTIME_DIR,
+    SAMPLES,
+    SOCKET,
+)
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
 from writebackd.report.control_server import ControlServer
@@ -107,7 +117,11 @@ class Daemon:
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         in_service = "NOTIFY_SOCKET" in os.environ
         self._watch = WatcherSupervisor(options.runtime_dir, SERVICE_S if in_service else 0.0)
-        self._off_switch = KillSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
+        # That of the host as well: who makes it in a hurry knows of no other directory.
+        self._off_switch = KillSwitch(
+            options.runtime_dir / OFF, self._files.path(OFF_ON_DISK),
+            self._files.path(str(RUNTIME_DIR / OFF)),
+        )
         self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._monitor = HostMonitor(
             self._files, options.probe, options.fsync_hook, self.policy.probe, self._devices,

@@ -354,9 +354,11 @@ def test_unplugged_and_replugged(case: Case, seen: bool) -> None:
     case.host.poke(IO_MAX, "8:0 rbps=900")
 
 
-def test_a_file_holds_off_at_once(case: Case) -> None:
+@pytest.mark.parametrize("host", [False, True], ids=["its own", "the host's"])
+def test_a_file_holds_off_at_once(case: Case, host: bool) -> None:
+    """Also where --runtime-dir is another: who is in a hurry knows /run/writebackd/off."""
     case.take_up()
-    off = case.rig.runtime_dir / "off"
+    off = (case.host.path("/run/writebackd") if host else case.rig.runtime_dir) / "off"
     off.touch()
     case.rig.tick(2)
     assert case.is_home()

@@ -17,27 +17,27 @@ _LOOK_S = 1.0
 
 
 class KillSwitch:
-    """Of the two files only the one in memory is looked at by the loop itself.
+    """Only files in memory are looked at by the loop itself.
 
     /etc may lie on the disk that hangs, and even a look at a file may then wait:
     a thread looks, and while it waits what it saw last holds.
     """
 
-    def __init__(self, in_memory: Path, on_disk: Path) -> None:
-        """Look at both once, before anything is written, and start the thread."""
-        self._in_memory = in_memory
+    def __init__(self, in_memory: Path, on_disk: Path, *also_in_memory: Path) -> None:
+        """Look at each once, before anything is written, and start the thread."""
+        self._in_memory = {path: _is_there(path, True) for path in (in_memory, *also_in_memory)}
         self._on_disk = on_disk
         self._closing = threading.Event()
-        self._seen_in_memory = _is_there(in_memory, True)
         self._seen_on_disk = _is_there(on_disk, True)
         threading.Thread(target=self._look, name="off", daemon=True).start()
 
     def file(self) -> Optional[Path]:
-        """The file that says so; None when both are gone.  Waits for no disk."""
-        self._seen_in_memory = _is_there(self._in_memory, self._seen_in_memory)
-        if self._seen_in_memory:
-            return self._in_memory
-        return self._on_disk if self._seen_on_disk else None
+        """The file that says so; None when all are gone.  Waits for no disk."""
+        for path, seen in self._in_memory.items():
+            self._in_memory[path] = _is_there(path, seen)
+        there = [path for path, seen in self._in_memory.items() if seen]
+        there += [self._on_disk] * self._seen_on_disk
+        return there[0] if there else None
 
     def close(self) -> None:
         self._closing.set()
