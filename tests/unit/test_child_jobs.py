@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import List
 
 import pytest
 
-from fake_levers import FakeLevers
+from fake_levers import FakeJob, FakeLevers
 from fake_vm import DEFAULT
 from lever_cases import (
     FIXTURES,
@@ -24,11 +25,14 @@ from lever_cases import (
     started,
 )
 from limit_cases import saved
+from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.child_jobs import MOST_AT_ONCE
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
-from writebackd.types.levers import LeverKind, Setting
+from writebackd.kernel.child_process import ChildError, Run, Work
+from writebackd.types.levers import Action, LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 
@@ -214,3 +218,57 @@ def test_what_was_refused_before_the_lease_was_lost_is_tried_at_once(
     systemd.write_errors.clear()
     actuator.start()
     assert any(action.ok for action in settle(actuator, pace(20_000_000)))
+
+
+class FewTasks:
+    """Jobs that take a moment, in a unit in which so many may be under way (TasksMax=)."""
+
+    def __init__(self, files: FakeLevers, most: int) -> None:
+        self._files, self._most = files, most
+        self.jobs: List[FakeJob] = []
+
+    def job(self, work: Work, limit_s: float) -> FakeJob:
+        full = sum(job.busy for job in self.jobs) >= self._most
+        self._files.stalled = True
+        job = FakeJob(self._files, no_task if full else work)
+        self._files.stalled = False
+        if full:
+            job.go()
+        else:
+            job.wait = lambda timeout_s: job.go()  # type: ignore[method-assign]
+            self.jobs.append(job)
+        return job
+
+    def second(self) -> None:
+        for job in self.jobs:
+            job.go()
+
+
+def no_task(run: Run) -> None:
+    raise ChildError("can't start new thread")
+
+
+def test_a_shelf_of_disks_gets_along_with_the_tasks_of_a_unit(
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 disks below one array all but some were refused, and at the end not restored."""
+    few, disks = FewTasks(plain, MOST_AT_ONCE), [f"sd{x}" for x in "bcdefghijklmnopqrstuvwxy"]
+    monkeypatch.setattr(child_jobs, "Job", few.job)
+    for number, disk in enumerate(disks):
+        plain.plug(f"66:{number}", disk)
+    found = plain.state()
+    wishes = [
+        Setting(LeverKind.QUEUE, disk, name, value)
+        for disk in disks for name, value in (("nr_requests", 8), ("max_sectors_kb", 128))
+    ]
+    actuator = started(plain, path)
+    actions: List[Action] = []
+    for _ in range(len(wishes)):
+        actions += actuator.apply_settings(wishes)
+        few.second()
+    assert all(action.ok for action in actions) and len(actions) == len(wishes)
+    assert {str(plain.queues[disk]) for disk in disks} == {
+        str({"nr_requests": 8, "max_sectors_kb": 128})
+    }
+    assert all(action.ok for action in actuator.finish())
+    assert plain.state() == found and load(path) is None

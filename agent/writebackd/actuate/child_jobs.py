@@ -13,6 +13,8 @@ from writebackd.kernel.lever_files import Lever
 # What a child may take: a queue that is frozen waits for the requests in
 # flight, which a slow array works off in 1 to 2 s.
 CHILD_LIMIT_S = 5.0
+# Writes that may be under way. Each is a thread and a child, and the watcher's unit has 16 tasks.
+MOST_AT_ONCE = 6
 
 
 @dataclass
@@ -45,6 +47,12 @@ class ChildJobs:
         return any(
             other.kind is lever.kind and other.target == lever.target for other in self._writes
         )
+
+    @property
+    def crowded(self) -> bool:
+        """Whether no other may be started yet. One that is over its time counts no more: a disk
+        that hangs may keep it for ever."""
+        return sum(not each.running for each in self._writes.values()) >= MOST_AT_ONCE
 
     def mark_slept(self) -> None:
         """After a lost lease."""

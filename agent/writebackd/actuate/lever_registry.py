@@ -131,8 +131,7 @@ class LeverRegistry:
         A child waits for a lock in the kernel, and systemd does later what it was asked,
         also when those who asked are dead.
         """
-        slow = entry.lever.kind in (LeverKind.PACE, *lever_files.SLOW)
-        return slow and len(set(entry.written)) > 1
+        return lever_files.is_slow(entry.lever) and len(set(entry.written)) > 1
 
     def store(self) -> None:
         """Save the ledger. Raises OSError."""

@@ -205,10 +205,11 @@ class Levers:
             left = first or left
             foreign += self._drop_foreign(left)
             plan = self._plan.home([x for x in left if x in self._book.entries], again=True)
-            actions += self._carry_out(plan, {}, 0)
-            pending = self.jobs.pending
-            tried += [x for x in plan if x in pending or not self.jobs.busy(x)]
-            if first:
+            done = self._carry_out(plan, {}, 0)
+            actions += done
+            pending, told = self.jobs.pending, {action.lever for action in done}
+            tried += [x for x in plan if x in pending or str(x) in told]
+            if first and not self.jobs.crowded:
                 continue
             rest = until - time.monotonic()
             if not pending or rest <= 0:
@@ -239,7 +240,7 @@ class Levers:
         actions = []
         for lever in self._plan.in_order(plan):
             change = plan[lever]
-            if self.jobs.busy(lever):
+            if self.jobs.busy(lever) or (self.jobs.crowded and lever_files.is_slow(lever)):
                 continue  # one write of a disk at a time; the next tick has the other
             if lever.name == "strict_limit" and change.text == "1":
                 others = [x for x in together(lever) if x in wanted and x != lever]

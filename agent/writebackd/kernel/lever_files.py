@@ -50,6 +50,11 @@ def is_lever(lever: Lever) -> bool:
     return lever.name in _NAMES[lever.kind] and len(parts) == 1
 
 
+def is_slow(lever: Lever) -> bool:
+    """Whether a write of it may hang: `write` gives work for a child."""
+    return lever.kind is LeverKind.PACE or lever.kind in SLOW
+
+
 def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     """A number that another device or cgroup of the same name does not have.
 
