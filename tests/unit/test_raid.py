@@ -856,7 +856,7 @@ def test_a_battery_test_is_told_a_day_before_and_until_it_begins() -> None:
         AlertName.BATTERY_TEST, Cause.BATTERY, "sda"
     )
     assert alert.since_s == at_s - NOTICE_S
-    assert "tests itself in 23h59m (storcli)" in alert.summary
+    assert "battery in 23h59m (storcli)" in alert.summary
     passed = (backing(learn_s=1.7e9 + host.time_s - 1),)
     assert host.ends_in(backings=passed) > 0  # for `hold`
 
@@ -870,8 +870,8 @@ def test_no_device_behind_a_battery_that_tests_itself_is_lost() -> None:
     host.seconds(5, backings=tuple(said), more=(other,))
     (alert,) = host.alerts
     assert alert.device == "sda"
-    assert alert.summary.startswith("sda, sdb: the battery of their write cache tests itself in ")
-    assert alert.summary.endswith(": small writes may take milliseconds for hours")
+    assert alert.summary.startswith("sda, sdb: self-test of their write cache's battery in ")
+    assert alert.summary.endswith(": small writes may then take milliseconds for hours")
 
 
 @pytest.mark.parametrize("kernel", ["bcache", "dm-cache", "dm-writecache", "md"])
@@ -1011,7 +1011,7 @@ def test_doctor_warns_of_what_the_file_says(tree: FakeSysfs, bin_dir: Path) -> N
     assert [level for level, _ in found[1:]] == ["warning"] * 3
     said = " ".join(text for _, text in found)
     assert "Modelled RAID 9: battery failed (storcli)" in said
-    assert "also without a battery (volume 238, storcli)" in said
+    assert "even without a battery (volume 238, storcli)" in said
     assert "ssacli (/usr/sbin/ssacli) failed: not done within 30 s" in said
     leave(tree, told(now_s=now_s, age_s=STALE_S + 60))
     ((level, text),) = findings(tree)

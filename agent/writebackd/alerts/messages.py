@@ -16,14 +16,14 @@ WHY = {
     Cause.FLOOD: "buffered writes flood the device",
     Cause.WRITE_THROUGH: "writes are no faster than the disks: the write cache is off",
     Cause.DEVICE: "the device is slow or failing",
-    Cause.CAP: "operations complete at a fixed rate: a limit of the volume",
-    Cause.NEIGHBOUR: "no local process writes so much: load of another host, or a rebuild, on"
-    " the same disks",
+    Cause.CAP: "operations complete at a fixed rate, the limit of the volume",
+    Cause.NEIGHBOUR: "no local process writes that much: another host or a rebuild loads the same"
+    " disks",
     Cause.THROTTLED_WRITER: "fsync callers are throttled in write() by other processes' dirty"
     " pages",
     Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
-    Cause.BATTERY: "the battery of the write cache tests itself",
-    Cause.NO_DATA: "no measurement",
+    Cause.BATTERY: "self-test of the write cache's battery",
+    Cause.NO_DATA: "nothing can be measured",
     Cause.UNKNOWN: "cause unknown",
 }
 
@@ -114,7 +114,7 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
     if name in memory.draining:
         return "limit at its floor for a drain: `writebackctl release` ends it"
     if not in_force:
-        return "nothing, the limits are refused or switched off: `writebackctl status` says by what"
+        return "nothing, the limits are refused or switched off: see `writebackctl status`"
     mine = next((each for each in decision.devices if each.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
     if decision.limit_bytes is None:

@@ -26,7 +26,7 @@ _KERNEL = ("bcache", "dm-", "md")  # sources that are no tool
 # or small, and none more than four times by three seconds.
 SIZE_TIMES, SIZE_S = 2.0, 3.0
 _ANOTHER = (
-    "another cache holds writes back, perhaps the disks' own, which a power failure empties"
+    "another cache holds the writes, perhaps the disks' own, which loses them at a power failure"
 )
 
 
@@ -46,14 +46,14 @@ def battery_tests(tick: TickView) -> None:
     for (source, learn_s), names in tests.items():
         left_s = learn_s - tick.sample.wall_s
         if 0 <= left_s <= NOTICE_S:
-            whose = "its write cache" if len(names) == 1 else "their write cache"
+            whose = "its" if len(names) == 1 else "their"
             tick.tell(Alert(
                 AlertName.BATTERY_TEST, names[0], Severity.WARNING, Cause.BATTERY,
                 learn_s - NOTICE_S,
-                f"{', '.join(names)}: the battery of {whose} tests itself in"
-                f" {formats.duration(left_s)} ({source}): small writes may take milliseconds for"
-                " hours",
-                "move the test out of the busy time, with the vendor's tool",
+                f"{', '.join(names)}: self-test of {whose} write cache's battery in"
+                f" {formats.duration(left_s)} ({source}): small writes may then take milliseconds"
+                " for hours",
+                "move the test to a quiet time, with the vendor's tool",
             ))  # fmt: skip
     for key in tick.stands:
         if key[0] == AlertName.BATTERY_TEST.value and key not in tick.found:
@@ -108,7 +108,7 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
     off = times > SIZE_TIMES and abs(seen - told) >= SIZE_S * r
     floods = health.sizes_off + (seen != health.size_seen) if off else 0
     if floods > 1 or (floods and times > SIZE_TIMES**2):
-        why = _ANOTHER if seen > told else "part of it serves reads, is kept or switched off"
+        why = _ANOTHER if seen > told else "part of it is used for reads, reserved or disabled"
         _tell(
             view, 0.0,
             f"{source} says that the write cache has {formats.size(told)}, but floods fill"

@@ -92,12 +92,12 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
     elif lacking := missing():
         yield (
             "warning",
-            f"no kernel types (BTF), and for a probe without them no {' and no '.join(lacking)}:"
-            " /proc alone and no fsync latency; install these, then `systemctl restart writebackd`,"
-            " or take a kernel with CONFIG_DEBUG_INFO_BTF=y",
+            f"no kernel types (BTF), and no {' and no '.join(lacking)} to compile the probe without"
+            " them: only disk statistics, no fsync latency; install these, then `systemctl restart"
+            " writebackd`, or use a kernel with CONFIG_DEBUG_INFO_BTF=y",
         )
     else:
-        yield "note", "no kernel types (BTF): bcc compiles the probe, by the kernel's headers"
+        yield "note", "no kernel types (BTF): bcc compiles the probe with the kernel's headers"
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
     yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")
@@ -122,7 +122,7 @@ def libraries() -> Iterator[Finding]:
     except OSError as error:
         yield (
             "warning",
-            f"{error}: no BPF, so /proc alone and no fsync latency; install it"
+            f"{error}: no BPF, only disk statistics, no fsync latency; install it"
             " (`apt install libbpf1`, `dnf install libbpf`)",
         )
     for module, package, without in _MODULES:
@@ -146,7 +146,7 @@ def probe(runtime_dir: Path) -> Iterator[Finding]:
     except Exception as error:
         yield (
             "warning",
-            f"cannot use the BPF probe: {error}; /proc, which is left, shows no fsync",
+            f"cannot use the BPF probe: {error}; only disk statistics, no fsync latency",
         )
         return
     yield from _hooks(asdict(info))
@@ -249,8 +249,8 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
             yield (
                 "warning",
                 f"{row['name']}: no limit below {formats.size(floor_bytes)} works with this many"
-                f" CPUs, and the write cache takes {formats.size(capacity)}: a flood fills it"
-                " whatever the limit; pace the flooding unit (`pace` in [levers])",
+                f" CPUs, and the write cache holds {formats.size(capacity)}: a flood fills it"
+                " under any limit; throttle the flooding unit (`pace = on` in [levers])",
             )
 
 
@@ -349,8 +349,8 @@ def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding
     if always:
         yield (
             "warning",
-            f"{where}: writes are kept back also without a battery ({always}, {source}): a power"
-            " failure loses them, and the file system with them",
+            f"{where}: write-back even without a battery ({always}, {source}): a power failure"
+            " loses data and can destroy the filesystem",
         )
 
 
