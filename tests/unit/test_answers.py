@@ -310,7 +310,7 @@ def test_why_gives_the_steps_and_what_comes_next() -> None:
     assert device["steps"][4] == "means: flood, the limit throttles its writers"
     assert device["steps"][-1] == device["reason"]
     assert (device["decision_id"], device["rule"]) == ("sda-58", "cut")
-    assert device["next"].startswith("A smaller limit, until the cache has room")
+    assert device["next"].startswith("The limit falls until the cache has room")
     assert "p99 is above the objective" in device["next"]
     assert answer["limit"]["next"] == (
         "The limit falls to 4.0M as 30M of dirty pages are written"

@@ -239,7 +239,7 @@ def test_without_syncs_the_limits_are_as_found_within_seconds() -> None:
 def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     host = loaded()
     host.run(2, syncs=SYNCS)
-    assert host.reason.startswith("sync demand and no flood")
+    assert host.reason.startswith("sync demand but no flood")
     host.tick()
     host.tick()
     (told,) = host.told[-1][1].devices
@@ -250,7 +250,7 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     (told,) = host.told[-1][1].devices
     assert told.reason == reasons.ORIGINAL
     assert told.target_bytes is None
-    assert what_next(told, host.told[-1][0]).startswith("The original limits stay until a flood")
+    assert what_next(told, host.told[-1][0]).startswith("The original limits stay until there")
     host.run(3, 2 * RATE)
     (told,) = host.told[-1][1].devices
     assert told.target_bytes == host.told[-1][1].goal_bytes

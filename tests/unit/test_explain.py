@@ -86,7 +86,7 @@ def test_a_verdict_has_what_syncs_cost_and_what_they_may() -> None:
         assert "cost 15" not in reasons.law(Rule.CUT, TARGET, seen, basis)
     assert "cost 0" not in reasons.law(Rule.CUT, TARGET, flood(), replace(BASIS, spent=0.0))
     # At rest nobody pays.
-    assert reasons.law(Rule.REST, TARGET, flood(), BASIS).endswith("the last one: 4.0M")
+    assert reasons.law(Rule.REST, TARGET, flood(), BASIS).endswith("the last flood: 4.0M")
 
 
 def test_missing_the_objective_has_two_prices() -> None:
@@ -123,7 +123,7 @@ def test_no_limit_is_offered_below_the_floor(p99_s: float, share: float, prices:
 
 
 def test_what_comes_next_has_the_laws_figures() -> None:
-    assert "3 times the limit while that adds 12 %" in reasons.next_step(Rule.SEEK)
+    assert "multiplied by 3 as long as that adds 12 %" in reasons.next_step(Rule.SEEK)
     assert "3 s with a full cache" in reasons.next_step(Rule.MEASURE)
     note = reasons.objective_note()
     assert "10 % more of the drain rate" in note and "for 20 s" in note and "after 10m0s" in note
@@ -173,7 +173,7 @@ def test_without_the_law_the_state_alone_speaks(state: DeviceState) -> None:
 def test_when_idle_the_policys_figures_are_told() -> None:
     idle = DeviceDecision("sda", DeviceState.IDLE, None, "idle", "sda#1", rule=Rule.AS_FOUND)
     said = what_next(idle, estimate("sda"), replace(POLICY.objective, min_sync_rate=7.0))
-    assert said.startswith("The original limits stay until a flood lasts.")
+    assert said.startswith("The original limits stay until there is a lasting flood.")
     assert "min-sync-rate (7/s over 10 s)" in said
     assert "(" not in what_next(idle, estimate("sda"))
     relaxed = replace(idle, target_bytes=TARGET, rule=Rule.RELAXED)

@@ -388,7 +388,7 @@ def test_the_limit_has_room_beside_it() -> None:
     assert decision.goal_bytes == alone.goal_bytes + 129 * MB
     # Up to it at once: nobody can dirty a page until then.
     assert decision.limit_bytes == decision.goal_bytes
-    assert "129M dirty on sdb that do not drain" in decision.reason
+    assert "129M stuck on sdb" in decision.reason
     # What waits to be written may be little of it: the flusher has to begin all the same.
     assert decision.background_bytes is not None
     assert decision.background_bytes <= alone.goal_bytes
@@ -478,7 +478,7 @@ def test_a_disk_that_hangs_leaves_the_host_its_floods_and_syncs(dirty_s: float) 
     syncs, written = host.loads[0].done, host.disks[0].written
     while host.now_s < 55.0:
         _, _, decision = loop.tick()
-    assert "do not drain" in decision.reason
+    assert "stuck on sdb" in decision.reason
     assert host.longest_blocked_s <= 1.0
     assert (host.loads[0].done - syncs) / 20.0 > 1000.0
     assert (host.disks[0].written - written) / 20.0 > 0.9 * 250 * MB

@@ -273,7 +273,7 @@ def test_why_tells_the_whole_chain() -> None:
         "decision sda-58",
         "verdict  MISSES OBJECTIVE: p99 47 ms > 5.0 ms",
         "cause    the write cache is full",
-        "next     A smaller limit, until",
+        "next     The limit falls until",
         "1. seen: writes 248M/s",
         "3. seen: 267 syncs/s",
         "means: flood",

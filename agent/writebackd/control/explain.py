@@ -24,8 +24,8 @@ _NEXT: Mapping[DeviceState, str] = {
     DeviceState.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
     DeviceState.EXHAUSTED: "The limit stays at its floor while the cache is full. If this lasts,"
     " `writebackctl pin` tries a smaller limit, at the cost of throughput. If that does not help,"
-    " the queue is not made of dirty pages: check for direct IO, another host on the array, or a"
-    " failing disk.",
+    " the queue does not come from dirty pages: check for direct IO, another host on the array, or"
+    " a failing disk.",
     DeviceState.BLIND: "{follows}.",
     DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
     DeviceState.PINNED: "The limit stays until the end of the pin or drain, `writebackctl release`"
@@ -65,7 +65,7 @@ def what_next(
         rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
     follows = "The target follows the drain rate"
     if decision.target_bytes is None:
-        follows = "The original limits stay until a flood lasts"
+        follows = "The original limits stay until there is a lasting flood"
     return (words or "The next tick decides.").format(rate=rate, follows=follows)
 
 

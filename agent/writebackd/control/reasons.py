@@ -28,10 +28,10 @@ STATES: Mapping[Rule, DeviceState] = {
 
 # The reason without its figures, and what the law does next.
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
-    Rule.REST: ("sync demand and no flood, keeping the limit of the last one",
+    Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
                 "the next flood meets this limit from its first second"),
-    Rule.WAVES: ("floods come and go, memory takes what drains between two",
-                 "a flood that outlasts the previous one gets the limit of a long flood"),
+    Rule.WAVES: ("floods come in bursts, the limit is what drains between two",
+                 "a longer flood than the previous one gets the limit of a long flood"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),
@@ -42,22 +42,23 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                  "a larger limit would change nothing; the next flood that is throttled is"
                  " measured"),
     Rule.SEEK: ("the drain rate is unknown, a larger limit may raise throughput",
-                f"{SEEK:g} times the limit while that adds {formats.percent(PAYS - 1)}"),
+                f"the limit is multiplied by {SEEK:g} as long as that adds"
+                f" {formats.percent(PAYS - 1)} of throughput"),
     Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
-                   f"{SHOWN_S:g} s with a full cache give the drain rate"),
-    Rule.FOUND: ("the drain rate is known now, and a smaller limit lets in all of it",
-                 "what syncs cost is measured, and the limit follows it"),
+                   f"the drain rate is measured over {SHOWN_S:g} s with a full cache"),
+    Rule.FOUND: ("the drain rate is known now, and a smaller limit does not reduce it",
+                 "the cost of syncs is measured, and the limit follows it"),
     Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
-               "a smaller limit, until the cache has room or syncs cost what is allowed"),
+               "the limit falls until the cache has room or syncs cost what is allowed"),
     Rule.SHORT: ("the write cache is full, and buffered writes get less than their share",
-                 "a larger limit; if throughput stays low, the disk has become slower"),
-    Rule.DEAR: ("syncs cost more than allowed", "a larger limit, which lets fewer syncs through"),
+                 "the limit rises; if throughput stays low, the disk has become slower"),
+    Rule.DEAR: ("syncs cost more than allowed", "the limit rises, which slows syncs down"),
     Rule.STEADY: ("the write cache is full, a smaller limit would cost too much throughput",
                   "the limit follows the cost of syncs"),
     Rule.ROOM: ("the write cache has room",
-                "the limit rises slowly, faster the longer there is room, to find a faster disk"),
+                "the limit rises, faster the longer there is room, to detect a faster disk"),
     Rule.FLOOR: ("the write cache is full at the smallest limit allowed",
-                 "only pacing (levers.pace) helps, or a smaller floor if the kernel keeps it"),
+                 "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
 
 YIELDED = "yielded: another process set the limits"
@@ -69,18 +70,18 @@ RESTARTED = "just restarted: keeping the previous limit"
 
 # The same of a flood that is held by io.max.
 _PACED: Mapping[Rule, str] = {
-    Rule.CUT: "the write cache is full: less",
-    Rule.STEADY: "the write cache is full, and the flood keeps this much",
-    Rule.SHORT: "the flood keeps more than this",
-    Rule.DEAR: "syncs cost more than they may: more",
-    Rule.ROOM: "the write cache has room: slowly more, which finds a faster disk",
+    Rule.CUT: "lowered: the write cache is full",
+    Rule.STEADY: "the write cache is full, but the flood's share is not cut further",
+    Rule.SHORT: "raised: the flood gets less than its share",
+    Rule.DEAR: "raised: syncs cost more than allowed",
+    Rule.ROOM: "raised slowly: the write cache has room",
     Rule.LOOSE: "the flood does not use it up",
 }
 
 
 def paced(rule: Rule) -> str:
     """Why the pace of a flood is what it is."""
-    return _PACED.get(rule, "it stays")
+    return _PACED.get(rule, "unchanged")
 
 
 def wait_s(estimate: Estimate) -> float:
@@ -136,7 +137,7 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
 
 def held_to(name: str, target_bytes: int) -> str:
     """That another device, which needs less, is why a limit does not come."""
-    return f"{name} needs less, and its {formats.size(target_bytes)} holds for both"
+    return f"{name} needs less, and its {formats.size(target_bytes)} applies to both"
 
 
 def cost(drain_rate: Optional[float], basis: Basis) -> str:
@@ -206,7 +207,7 @@ def tightest(device: str) -> str:
 
 
 def loosest(device: str) -> str:
-    return f"no sync demand; {device} drains this in bounded time"
+    return f"no sync demand; {device} drains this within drain-time"
 
 
 def of_memory(limit_bytes: int, share: float) -> str:
@@ -214,7 +215,7 @@ def of_memory(limit_bytes: int, share: float) -> str:
 
 
 def stuck(stuck_bytes: int, devices: str) -> str:
-    return f"; plus {formats.size(stuck_bytes)} dirty on {devices} that do not drain"
+    return f"; plus {formats.size(stuck_bytes)} stuck on {devices}"
 
 
 def small_share(cgroup: str, bytes_: float) -> str:
@@ -254,8 +255,8 @@ def objective_note() -> str:
     """What the law does about an objective that is missed."""
     return (
         f"while p99 is above the objective, syncs may cost {formats.percent(EXTRA)} more of the"
-        " drain"
-        f" rate for {TRY_S:g} s; if that does not help, again after {formats.duration(TRY_AGAIN_S)}"
+        f" drain rate for {TRY_S:g} s; if that does not help, it is tried again after"
+        f" {formats.duration(TRY_AGAIN_S)}"
     )
 
 
