@@ -150,7 +150,7 @@ def test_of_several_devices_the_largest_limit_starves_no_writer() -> None:
     found = advise(both)
     assert found.decider is not None and found.decider.name == "sdb"
     assert found.limit_bytes == 32 * MB
-    assert "sda alone would have 4.0M" in " ".join(reason(found))
+    assert "sda alone would need 4.0M" in " ".join(reason(found))
     assert "sdc" not in " ".join(reason(found))
 
 
@@ -190,7 +190,7 @@ def test_the_verb_leaves_out_pins_and_drains(tmp_path: Path, run: Run) -> None:
         path = written(tmp_path / "history.db", [Event(BEGIN_S - 1, kind, text=text),
                                                  *days(BEGIN_S)])  # fmt: skip
         code, out, _ = run()
-        assert code == 1 and "a flood that meets fsyncs on one device: none" in out
+        assert code == 1 and "a flood with fsyncs on one device: none" in out
         path.unlink()
 
 
@@ -216,8 +216,8 @@ def test_limits_come_in_steps(wanted: float, step: float) -> None:
 @pytest.mark.parametrize(
     "found, says",
     [
-        ([], "a flood that meets fsyncs"),
-        (held(flooded_s=0.0), "a flood that meets fsyncs"),
+        ([], "a flood with fsyncs"),
+        (held(flooded_s=0.0), "a flood with fsyncs"),
         (rows(60), "1d0h of history"),
         (held(24), "5m0s of floods"),
         ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
@@ -262,7 +262,7 @@ def test_the_price_is_of_this_host() -> None:
     # 0.75 x 4 MB / 250e6 B/s; 4 MB / 17.5 ms; measured: the upper bucket of FAST, and 240e6 B/s.
     assert "sda: fsync p99 about 13 ms" in said and "writers 229M/s of 238M/s" in said
     assert "writebackd had 2.4 ms and 229M/s" in said
-    assert "For 10m0s floods met no fsync" in said and "sdb" not in said
+    assert "10m0s of floods had no fsyncs" in said and "sdb" not in said
     assert not price(advise([]))
 
 
@@ -270,7 +270,7 @@ def test_floods_of_a_pin_are_not_floods_that_met_no_fsync() -> None:
     pinned = held(device="sdb")
     span = (pinned[20].wall_s, pinned[40].wall_s)  # 200 s of the 600
     said = " ".join(price(advise(pinned, orders=[span])))
-    assert "fsync p99" in said and "met no fsync" not in said
+    assert "fsync p99" in said and "had no fsyncs" not in said
 
 
 # ---- files -------------------------------------------------------------------
@@ -465,7 +465,7 @@ def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: R
 def test_thin_evidence_is_exit_code_1_and_makes_no_file(tmp_path: Path, run: Run) -> None:
     written(tmp_path / "history.db", rows(60))
     code, out, _ = run()
-    assert code == 1 and "thin     Still needed:" in out and "1d0h of history" in out
+    assert code == 1 and "missing  evidence:" in out and "1d0h of history" in out
     code, out, err = run("--format", "sysctl", "-o", str(tmp_path / "file"))
     assert (code, out) == (1, "") and "evidence; still needed: 1d0h of history" in err
     assert not (tmp_path / "file").exists()
@@ -658,7 +658,7 @@ def test_a_daemon_that_does_not_answer_is_no_reason_to_guess(
 
     monkeypatch.setattr(verb, "request", hangs)
     code, _, err = run("--format", "sysctl", "-o", str(history.parent / "file"))
-    assert code == NO_DAEMON and "are not known: it does not answer" in err
+    assert code == NO_DAEMON and "limits are unknown: it does not answer" in err
     assert not (history.parent / "file").exists()
 
 

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     earlier = "" if options.output is None else _own(options.output)
     if earlier is None and not options.force:
         raise CommandError(
-            f"{options.output} was not made by `{MADE_BY}`: name another with -o, or add --force",
+            f"{options.output} was not written by `{MADE_BY}`: use another name, or --force",
             BAD_NEWS,
         )
     found, around = _look(options, earlier or "")
@@ -319,7 +319,7 @@ def _before_the_daemon(runtime_dir: Path, files: KernelFiles, now: VmLimits) -> 
     except NoDaemon:
         pass
     except NoAnswer as error:
-        raise CommandError(f"the limits to go back to are not known: {error}", NO_DAEMON) from None
+        raise CommandError(f"the original limits are unknown: {error}", NO_DAEMON) from None
     try:
         ledger = load(runtime_dir / LEDGER)
     except LedgerError as error:
@@ -345,10 +345,10 @@ def render(found: Recommendation, around: Surroundings, width: int, paint: Paint
         lines += labelled("undo", undo(around.original), width)
     else:
         lines.append(paint(f"No limit to recommend ({MADE_BY})", "heading"))
-    lines += _listed("against", [each.text for each in around.conflicts], width)
+    lines += _listed("conflict", [each.text for each in around.conflicts], width)
     lines += _listed("evidence", [_evidence(found), *_left_out(around)], width)
     if found.missing:
-        lines += [paint("thin".ljust(9), "warning") + "Still needed:"]
+        lines += [paint("missing".ljust(9), "warning") + "evidence:"]
         lines += [line for each in found.missing for line in wrapped(each, width, " " * 11,
                                                                      " " * 9 + "- ")]
     if found.devices:
@@ -372,9 +372,9 @@ def _evidence(found: Recommendation) -> str:
     if most is None:
         return f"{text}, no managed device wrote or synced"
     return (
-        f"{text}; on {most.name} {most.floods} floods met fsyncs for"
-        f" {formats.duration(most.flood_s)}, under writebackd's limit for"
-        f" {formats.duration(most.held_s)}"
+        f"{text}; on {most.name} {most.floods} floods with fsyncs, for"
+        f" {formats.duration(most.flood_s)}, of it {formats.duration(most.held_s)} under"
+        " writebackd's limit"
     )
 
 

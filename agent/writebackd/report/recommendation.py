@@ -318,15 +318,15 @@ def _missing(
     missing = []
     if observed_s < ENOUGH_OBSERVED_S:
         missing.append(
-            f"{formats.duration(ENOUGH_OBSERVED_S)} of history, so that each nightly job is in it:"
+            f"{formats.duration(ENOUGH_OBSERVED_S)} of history, to include each nightly job:"
             f" {formats.duration(observed_s)} so far"
         )
     most = decider or max(found, key=lambda each: each.flood_s, default=None)
     if most is None or not most.flood_s:
-        return (*missing, "a flood that meets fsyncs on one device: none so far")
+        return (*missing, "a flood with fsyncs on one device: none so far")
     if most.flood_s < ENOUGH_FLOOD_S:
         missing.append(
-            f"{formats.duration(ENOUGH_FLOOD_S)} of floods beside fsyncs on {most.name}:"
+            f"{formats.duration(ENOUGH_FLOOD_S)} of floods with fsyncs on {most.name}:"
             f" {formats.duration(most.flood_s)} so far"
         )
     if most.floods < ENOUGH_FLOODS and most.flood_s < LONG_FLOOD_S:
@@ -335,11 +335,11 @@ def _missing(
             f" {formats.duration(LONG_FLOOD_S)}: {most.floods} so far"
         )
     if most.drain_rate is None:
-        missing.append(f"the drain rate of {most.name}: a flood of 10 s or more shows it")
+        missing.append(f"the drain rate of {most.name}: takes a flood of 10 s or more")
     if decider is None and most.flood_s >= ENOUGH_FLOOD_S and most.drain_rate is not None:
         missing.append(
-            f"a limit for {most.name}: a flood of 10 s or more without a pause, or figures with the"
-            " limit that writebackd asked for, show one"
+            f"a limit for {most.name}: takes a flood of 10 s or more without a pause, or figures"
+            " with the limit that writebackd set"
         )
     return tuple(missing)
 
@@ -352,7 +352,7 @@ def reason(found: Recommendation) -> List[str]:
     decider = found.decider
     if decider is None or found.limit_bytes is None:
         return []
-    held = f"{formats.duration(decider.held_s)} of floods beside fsyncs that writebackd held"
+    held = f"{formats.duration(decider.held_s)} of floods with fsyncs that writebackd limited"
     if decider.basis is Basis.KNEE:
         lines = [
             f"{decider.name} drains {formats.size(decider.drain_rate)}/s. In {held}, writers still"
@@ -361,25 +361,24 @@ def reason(found: Recommendation) -> List[str]:
         ]
     elif decider.basis is Basis.WAVES:
         lines = [
-            f"Floods on {decider.name} come in waves, of which memory may take a part:"
-            f" {formats.size(decider.limit_bytes)} is the median that writebackd asked for in"
-            f" {held}."
+            f"Floods on {decider.name} come in bursts, which memory may partly absorb:"
+            f" {formats.size(decider.limit_bytes)} is the median limit of writebackd in {held}."
         ]
     elif decider.basis is Basis.CALIBRATED:
         lines = [
             f"{decider.name} drains {formats.size(decider.drain_rate)}/s. Of the limits"
             f" that `calibrate` tried, {formats.size(decider.fixed_bytes)} was the best for fsyncs"
-            " beside a flood."
+            " during a flood."
         ]
     else:
         lines = [
             f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so that"
             f" {formats.size(decider.limit_bytes)} keep fsync p99 at about"
-            f" {latency(decider.objective_s)}, the objective. No limit was tried there:"
-            " `calibrate`, or a day of `enforce`, shows which one suits it."
+            f" {latency(decider.objective_s)}, the objective. No limit was tried: `calibrate`, or a"
+            " day of `enforce`, finds a better one."
         ]
     others = [
-        f"{each.name} alone would have {formats.size(each.fixed_bytes)}"
+        f"{each.name} alone would need {formats.size(each.fixed_bytes)}"
         for each in found.devices
         if each.counts and each is not decider and each.fixed_bytes != decider.fixed_bytes
     ]  # fmt: skip
@@ -413,10 +412,10 @@ def price(found: Recommendation) -> List[str]:
     alone_s = sum(each.alone_s for each in found.devices)
     if alone_s >= LEAST_S:
         lines.append(
-            f"For {formats.duration(alone_s)} floods met no fsync: a fixed limit holds those as"
-            " well, writebackd does not."
+            f"{formats.duration(alone_s)} of floods had no fsyncs: a fixed limit throttles these"
+            " too, writebackd does not."
         )
     lines.append(
-        "A fixed limit does not follow a rebuild, a lost battery or another disk; writebackd does."
+        "A fixed limit does not adapt to a rebuild, a lost battery or another disk."
     )
     return lines

@@ -93,7 +93,7 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
     settings = [f"{name}={value}" for name, value in found.settings.items()]
     sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}
     lines = [
-        *_comments(found, around, "Undo: activate the profile of before with tuned-adm, then"),
+        *_comments(found, around, "Undo: activate the previous profile with tuned-adm, then"),
         "[main]",
         f"summary=dirty limits by {MADE_BY}, {found.id}",
         *([f"include={','.join(around.tuned_base)}"] if around.tuned_base else []),
@@ -114,7 +114,7 @@ def policy(found: Recommendation, around: Surroundings) -> str:
     """A drop-in for all.conf.d: the daemon begins with what suits each device, and goes on."""
     lines = [
         *_comments(found, around, None),
-        "# Where writebackd begins; from there on it adapts the limit to what it sees.",
+        "# writebackd starts with these limits and adapts them.",
     ]
     for each in found.devices:
         if not each.counts:
