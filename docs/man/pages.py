@@ -26,10 +26,10 @@ from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
-    ("1", "the answer is bad news: `verify` found a difference, `doctor` a blocker,"
-     " `drain` is not clean, `restore` failed, `trial` was stopped or found fsync slower,"
-     " `replay` decides otherwise, the evidence of `recommend` is thin,"
-     " `calibrate` did not begin or come to an end, or its result is not kept"),
+    ("1", "bad news: `verify` found a difference, `doctor` a blocker, `drain` is not clean,"
+     " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides differently,"
+     " `recommend` has too little evidence, `calibrate` did not start or finish, or its result is"
+     " not stored"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
     ("4", "not permitted: needs root"),
@@ -66,12 +66,12 @@ fsync-p99 = 100ms
 
 _SECTION_PROSE = {
     "match": (
-        "Which hosts the policy is for, where none is named. A rule is `POINTS: WHAT`, the points"
+        "Which hosts the policy fits, if none is named. A rule is `POINTS: WHAT`, the points"
         " (1 to 1000) first: `services = 60: postgres mysqld*` gives 60 points to a host on which"
         " one of the two runs. Of several words, separated by blanks, one is enough; memory is a"
-        " range, `64G..`, `..8G` or `8G..64G`. An empty rule gives none. From `least` points on the"
-        " policy fits, and of those that fit the one with the most points is taken: `writebackctl"
-        " policy match` shows them all with what was found.",
+        " range, `64G..`, `..8G` or `8G..64G`. An empty rule gives none. A policy with `least`"
+        " points fits; the fitting one with the most points is used. `writebackctl policy match"
+        " --all` shows all of them with the evidence.",
     ),
 }
 
@@ -80,18 +80,17 @@ def writebackctl_1() -> str:
     root = writebackctl()
     lines = [
         *_title("WRITEBACKCTL", 1),
-        *_section("NAME"), "writebackctl \\- ask and steer writebackd",
+        *_section("NAME"), "writebackctl \\- query and control writebackd",
         *_section("SYNOPSIS"),
         ".B writebackctl", "[\\fB\\-\\-runtime\\-dir\\fR \\fIDIR\\fR] [\\fB\\-\\-json\\fR]"
         " [\\fB\\-\\-color\\fR \\fIWHEN\\fR]"
         " \\fIVERB\\fR [\\fIARGUMENT\\fR ...]",
         *_section("DESCRIPTION"),
         *_prose(
-            "Asks and steers a running `writebackd`(8), which keeps `fsync` fast while others"
-            " write, over its Unix socket. Asking needs no root; what changes something does."
-            " `history`, `report`, `recommend` and `replay` need root or the group adm. The options"
-            " below may"
-            " stand before or after the verb.",
+            "Queries and controls a running `writebackd`(8), which keeps `fsync` fast while others"
+            " write, over its Unix socket. Queries need no root, changes do. `history`, `report`,"
+            " `recommend` and `replay` need root or the group adm. The options below may stand"
+            " before or after the verb.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("VERBS"),
@@ -101,15 +100,14 @@ def writebackctl_1() -> str:
             lines += _verb(each)
     lines += [
         *_section("EXIT STATUS"), *_list(EXIT_CODES),
-        *_prose("`run` passes the exit code of its command on: 128 and the number of the signal"
-                " where one ended it, 127 where it is not found, 126 where it cannot be started."),
+        *_prose("`run` returns its command's exit code: 128 plus the signal's number if one ended"
+                " it, 127 if it is not found, 126 if it cannot be started."),
         *_section("ENVIRONMENT"),
-        *_list((("NO_COLOR", "not empty: no colours, unless `--color` says so. Every state is a"
-                 " word as well."),
+        *_list((("NO_COLOR", "not empty: no colours, unless `--color` says so"),
                 ("TERM", "`dumb`: no colours, and `top` prints its frames one below the other"),
-                ("COLUMNS", "how wide the text is to be; else as wide as the terminal, or 80"))),
+                ("COLUMNS", "width of the text; default: that of the terminal, or 80"))),
         *_section("FILES"),
-        *_list(((f"{RUNTIME_DIR}/{SOCKET}", "the socket: a line of JSON in, a line of JSON out"),
+        *_list(((f"{RUNTIME_DIR}/{SOCKET}", "the socket: one line of JSON in, one out"),
                 (f"{RUNTIME_DIR}/{LEDGER}", "original settings; `restore` reads it"),
                 (f"{STATE_DIR}/{HISTORY}", "past events; `history` reads it"))),
         *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackd.conf`(5), `systemd-run`(1)"),
@@ -126,19 +124,19 @@ def writebackd_8() -> str:
         *_section("DESCRIPTION"),
         *_prose(
             "Measures with BPF how fast the disks of this host write and sync, and adapts the limit"
-            " of dirty memory (`vm.dirty_bytes`, and other levers where the policy has them): low"
+            " of dirty memory (`vm.dirty_bytes`, and other settings if the policy says so): low"
             " enough that `fsync` stays fast, high enough that the disks stay busy. It runs in the"
             " foreground until SIGTERM or SIGINT, then restores the original settings.",
             "It saves the original settings in a ledger before its first change. If it crashes, is"
-            " killed or hangs, a second process restores them; `writebackctl restore` does so"
-            " without either. When another process sets a limit, it writes nothing until"
+            " killed or hangs, a second process restores them within 12.5 s; `writebackctl restore`"
+            " works without either. When another process sets a limit, it writes nothing until"
             " `writebackctl enforce`.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("SIGNALS"),
         *_list((("SIGTERM, SIGINT", "restore everything (unless the policy says `on-exit = keep`),"
                  " then end"),
-                ("SIGHUP", "read the policy again; when it has errors, the old one stays"))),
+                ("SIGHUP", "reload the policy; if it has errors, the old one stays"))),
         *_section("EXIT STATUS"),
         *_list((("0", "ended by a signal, everything restored"),
                 ("1", "could not start or go on; the log says why"),
@@ -149,14 +147,14 @@ def writebackd_8() -> str:
                 (f"{RUNTIME_DIR}/{SOCKET}", "for `writebackctl`(1)"),
                 (f"{RUNTIME_DIR}/{LEDGER}", "original settings"),
                 (f"{RUNTIME_DIR}/{OFF}, {OFF_ON_DISK}", "kill switch: while one of them exists,"
-                 " the original settings are in force; `touch` it to stop all writes at once"),
+                 " the original settings are in force and nothing is written"),
                 (RAID, "state from RAID tools; written by writebackd-raid.service"),
                 (f"{STATE_DIR}/{HISTORY}, {STATE_DIR}/{LEARNED}",
                  "past events, and learned values of the disks"),
-                (str(CACHE_DIR), "the probe, as bcc compiled it for a kernel without BTF"))),
+                (str(CACHE_DIR), "the probe compiled by bcc for a kernel without BTF"))),
         *_section("EXAMPLES"),
         *_list((("sudo writebackd --mode observe", "decide and report, write nothing"),
-                ("sudo writebackd --policy db-hwraid --device sdb", "one disk, by a policy for"
+                ("sudo writebackd --policy db-hwraid --device sdb", "one disk, with the policy for"
                  " databases on a RAID controller"))),
         *_section("SEE ALSO"),
         *_prose("`writebackctl`(1), `writebackd.conf`(5), `writebackd-raid`(8), `proc`(5)"),
@@ -172,20 +170,20 @@ def writebackd_raid_8() -> str:
         *_section("SYNOPSIS"), *_synopsis(root.usage),
         *_section("DESCRIPTION"),
         *_prose(
-            "Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the kernel"
-            " what caches and arrays are behind the disks, and writes the answers to a file that"
-            " `writebackd`(8) reads. Tools are only asked: nothing is set. A tool is run only if"
-            " root owns it and nobody else may write it or a directory above it.",
+            "Queries RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
+            " kernel for caches and arrays behind the disks, and writes the answers to a file that"
+            " `writebackd`(8) reads. Nothing is ever set. A tool is run only if root owns it and"
+            " nobody else may write it or a directory above it.",
             "writebackd-raid.timer runs it every ten minutes while the daemon runs. It prints a"
             " line for each tool on stderr.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("EXIT STATUS"),
-        *_list((("0", "the file is written, whatever the tools answered"),
+        *_list((("0", "the file was written, whatever the tools answered"),
                 ("1", "the file cannot be written"), ("2", "wrong use"))),
         *_section("FILES"),
-        *_list(((RAID, "the answers; believed for 35 minutes"),
-                (CACHES, "state of the kernel's own caches, from --caches; believed for 8 s"))),
+        *_list(((RAID, "the answers; valid for 35 minutes"),
+                (CACHES, "state of the kernel's own caches, from --caches; valid for 8 s"))),
         *_section("EXAMPLES"),
         *_list((("sudo writebackd-raid --output -", "print what it finds"),)),
         *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackctl`(1)"),
@@ -203,19 +201,18 @@ def writebackd_conf_5() -> str:
         "/run/writebackd/policies.d/...", ".br", "/usr/lib/writebackd/policies.d/...",
         *_section("DESCRIPTION"),
         *_prose(
-            "A policy says how far `writebackd`(8) may go: floor and ceiling of the limit, the"
-            " latency to aim at, which devices. A file in /etc masks one of the same name in /run,"
-            " and that one in /usr/lib. Drop-ins beside it are merged over it, sorted by file name"
-            " over all three directories, of which the same name masks as well; the last value"
-            " wins. Those in all.conf.d are merged into every policy, before its own."
-            " `writebackctl policy show --effective` prints what they come to, with the"
-            " line that each value is from.",
+            "A policy sets bounds for `writebackd`(8): floor and ceiling of the limit, the latency"
+            " to aim at, which devices. A file in /etc masks one of the same name in /run, and that"
+            " one in /usr/lib. Drop-ins of all three directories are merged over it, sorted by file"
+            " name, with the same masking; the last value wins. Those in all.conf.d are merged into"
+            " every policy, before its own. `writebackctl policy show --effective` prints the"
+            " result, each value with file and line.",
             "The files are strict: an unknown section or key, a bad unit or an impossible range"
             " is an error with file and line, and `writebackctl policy check FILE` finds it before"
             " the daemon does. Lines that begin with # or ; are comments.",
             "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
             " multiples `10x`, frequencies `5/s`, switches `on` or `off`, rules of [match] points"
-            " and what they are for (`40: nvme`). Devices are globs of kernel names, `MAJ:MIN` or"
+            " and a condition (`40: nvme`). Devices are globs of kernel names, `MAJ:MIN` or"
             " `driver:NAME`, separated by blanks.",
         ),
     ]  # fmt: skip
@@ -228,18 +225,15 @@ def writebackd_conf_5() -> str:
     per_device = ", ".join(f"`{key.name}`" for key in KEYS if key.per_device)
     lines += [
         *_section("[device GLOB]"),
-        *_prose("Values for the devices that the glob names: by kernel name (`sd[a-c]`), by"
-                " MAJ:MIN, or by the driver of their disks as `driver:NAME`, whatever they are"
-                " called this time (`[device driver:usb-storage]` is all that usb-storage drives);"
-                f" `writebackctl devices` shows it. It takes {per_device}. Of several sections that"
+        *_prose("Values for matching devices: by kernel name (`sd[a-c]`), by MAJ:MIN, or by the"
+                " driver of their disks as `driver:NAME` (`[device driver:usb-storage]`);"
+                f" `writebackctl devices` shows these. Keys: {per_device}. If several sections"
                 " match, the last line read wins."),
         *_section("[window NAME]"),
-        *_prose("Values for certain times. It takes when, and of [limits] and [objective] "
-                f"{', '.join(f'`{name}`' for name in WINDOW_KEYS if name != WHEN.name)}. What a"
-                " `[device GLOB]` says still holds on top. Days are those on which it opens; hours"
-                " may go over midnight, and are those of the host's time zone. Hours that summer"
-                " time leaves out do not come, those that come twice count twice. Two windows may"
-                " not be open at the same time."),
+        *_prose("Values for certain times. Keys: when, and of [limits] and [objective] "
+                f"{', '.join(f'`{name}`' for name in WINDOW_KEYS if name != WHEN.name)}. A"
+                " `[device GLOB]` section overrides them. Days are those on which it opens; hours"
+                " may span midnight, in the host's time zone. Windows may not overlap."),
         *_key(WHEN),
         *_section("EXAMPLE"), ".nf", ".RS 4",
         *(_escape(line) for line in POLICY_EXAMPLE.splitlines()), ".RE", ".fi",

@@ -99,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: given before the verb, they must survive the verb's own parser.
     common.add_argument(
         "--runtime-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS,
-        help=f"where the daemon's socket and ledger are (default: as the daemon was started last,"
-        f" or {RUNTIME_DIR})",
+        help=f"directory of the daemon's socket and ledger (default: that of the last daemon"
+        f" started, or {RUNTIME_DIR})",
     )  # fmt: skip
     common.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print only data"
     )
     common.add_argument(
         "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS,
@@ -111,22 +111,23 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     config = Parser(add_help=False)
     config.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
+        "--config-dir", type=Path, metavar="DIR", help="policies (default: the system's)"
     )
     state = Parser(add_help=False)
     state.add_argument(
-        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
-    )
+        "--state-dir", metavar="DIR",
+        help="history and learned values (default: the running daemon's, else /var/lib/writebackd)",
+    )  # fmt: skip
     past = Parser(add_help=False, parents=[state])
-    past.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
-    past.add_argument("--until", metavar="TIME", help="the same; default: now")
+    past.add_argument("--since", metavar="TIME", help="30m, 1h, 2d ago, or '2024-05-01 03:00'")
+    past.add_argument("--until", metavar="TIME", help="likewise (default: now)")
     of_device = Parser(add_help=False)
     of_device.add_argument("--device", metavar="NAME", help="only this device and the whole host")
 
     parser = Parser(
         prog="writebackctl",
         parents=[common],
-        description="Ask and steer writebackd, which keeps dirty pages from starving fsync.",
+        description="Query and control writebackd, which keeps dirty pages from starving fsync.",
         epilog=f"{examples(EXAMPLES[verb][0] for verb in _FRONT)}\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -147,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     status = verb("status", "daemon_verbs:status", "show limits, devices and reasons on one screen")
     status.add_argument(
         "--watch", type=seconds(0.2, 3600), nargs="?", const=1.0, metavar="SECONDS",
-        help="again every SECONDS (default 1) until Ctrl-C; a line each where stdout is no"
+        help="repeat every SECONDS (default 1) until Ctrl-C; one line each if stdout is not a"
         " terminal",
     )  # fmt: skip
     verb("devices", "daemon_verbs:devices", "show every device, its disks, managed or not")
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
     why.add_argument(
-        "-v", "--verbose", action="store_true", help="with the steps from measurement to decision"
+        "-v", "--verbose", action="store_true", help="add the steps from measurement to decision"
     )
     _add_alerts(verb("alerts", "alerts:alerts", "show alerts, current and past", state))
     _add_top(verb("top", "top:top", "show devices, writers and waiters, live"))
@@ -173,44 +174,46 @@ def _parser() -> argparse.ArgumentParser:
         past, of_device, config,
     ))  # fmt: skip
     _add_calibrate(verb(
-        "calibrate", "calibrate:run", "measure a disk with loads of its own; no daemon may run",
+        "calibrate", "calibrate:run", "measure an unused disk with test loads; no daemon may run",
         state, config,
     ))  # fmt: skip
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
-    replay = verb("replay", "replay:run", "repeat the decisions of a recording", past, config)
-    replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
-    replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
+    replay = verb("replay", "replay:run", "repeat recorded decisions", past, config)
+    replay.add_argument(
+        "--policy", metavar="NAME|FILE", help="decide by this policy (default: as recorded)"
+    )
+    replay.add_argument("--tape", type=Path, metavar="DIR", help="directory of recorded samples")
     verb("observe", "daemon_verbs:mode", "restore the original limits and only watch")
-    verb("enforce", "daemon_verbs:mode", "set limits, also after a yield")
-    pin = verb("pin", "daemon_verbs:pin", "hold a fixed limit, for a time or until `release`")
+    verb("enforce", "daemon_verbs:mode", "set limits again, also after a yield")
+    pin = verb("pin", "daemon_verbs:pin", "set a fixed limit, for a time or until `release`")
     pin.add_argument(
         "size", metavar="BYTES",
         help="like 15M or 1.5M, a whole number of bytes (1024-based); background is half",
     )  # fmt: skip
     pin.add_argument(
-        "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
+        "--for", dest="span", type=span, metavar="SPAN", help="release it after SPAN, like 10m"
     )
-    verb("release", "daemon_verbs:release", "end a pin, or a held drain")
+    verb("release", "daemon_verbs:release", "end a pin or a held drain")
     drain = verb(
         "drain", "drain_verb:drain", "write out page cache and write caches, with progress"
     )
     drain.add_argument(
         "devices", nargs="*", metavar="DEVICE",
-        help="name, MAJ:MIN, /dev path or mount point; default: all that are managed",
+        help="name, MAJ:MIN, /dev path or mount point; default: all managed ones",
     )  # fmt: skip
     drain.add_argument(
-        "--hold", action="store_true", help="keep the limits at their floor until `release`"
+        "--hold", action="store_true", help="then keep the limits at their floor until `release`"
     )
     drain.add_argument(
-        "--timeout", type=span, metavar="SPAN", help="give up after so long, like 90s"
+        "--timeout", type=span, metavar="SPAN", help="give up after SPAN, like 90s"
     )
     verb("reset-stats", "daemon_verbs:reset_stats", "zero the counters; the history stays")
     forget = verb("forget", "daemon_verbs:forget", "drop learned values of a device")
     forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
     run = verb("run", "run_verb:run", "run a command in its own scope, to watch and pace it")
     run.usage = "writebackctl run [-h] [--name NAME] [--slice SLICE] -- COMMAND"
-    run.add_argument("--name", metavar="NAME", help="part of the scope's (default: the command's)")
-    run.add_argument("--slice", metavar="SLICE", help="where to put the scope (with systemd)")
+    run.add_argument("--name", metavar="NAME", help="name for the scope (default: the command's)")
+    run.add_argument("--slice", metavar="SLICE", help="slice for the scope (with systemd)")
     run.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND",
         help="the command with its arguments; its exit code is passed on",
@@ -219,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     metrics = verb("metrics", "daemon_verbs:metrics", "print the metrics of the last tick")
     metrics.add_argument(
         "--format", choices=("openmetrics", "prometheus"), default="openmetrics",
-        help="prometheus: the older text format, which textfiles and promtool take",
+        help="prometheus: the older text format, for textfiles and promtool",
     )  # fmt: skip
     _add_restore(verb("restore", "restore:restore", "restore everything, with or without a daemon"))
     verb("version", "daemon_verbs:version", "show versions of program, daemon, kernel and probe")
@@ -247,36 +250,36 @@ def _parser() -> argparse.ArgumentParser:
         return verb(f"policy {name}", f"policy:{name}_", text, config, of=policy)
 
     policy_verb("list", "names of all policies")
-    show = policy_verb("show", "a policy's files, or their merged result")
+    show = policy_verb("show", "a policy's files, or the merged values")
     show.add_argument(
         "name", nargs="?", metavar="NAME|FILE", help="name or file; default: the running one"
     )
     show.add_argument(
-        "--effective", action="store_true", help="merged, with where each value is from"
+        "--effective", action="store_true", help="merged values, each with its file and line"
     )
     check = policy_verb("check", "errors in policy files, with file and line")
     check.add_argument("files", nargs="+", metavar="NAME|FILE", help="names or files of policies")
     check.add_argument(
         "--as", dest="place", metavar="FILE",
-        help="where the file is to go, if it is not there yet: a drop-in (in a NAME.conf.d)"
+        help="intended place of a file that is not installed yet: a drop-in (in a NAME.conf.d)"
         " is checked with every policy that it is merged into",
     )  # fmt: skip
     match = policy_verb("match", "which policy fits this host, with points and evidence")
-    match.add_argument("--all", action="store_true", help="not the best two alone")
+    match.add_argument("--all", action="store_true", help="show all policies, not just two")
     return parser
 
 
 def _add_alerts(alerts: argparse.ArgumentParser) -> None:
     alerts.add_argument(
         "--check", action="store_true",
-        help="a line for Nagios and its exit codes: 0 good, 1 warning, 2 critical, 3 not known",
+        help="answer as a Nagios plugin: 0 good, 1 warning, 2 critical, 3 unknown",
     )  # fmt: skip
     alerts.add_argument(
         "--device", metavar="NAME",
         help="only the host and this device: sda, /dev/sda, 8:0, or a mount point",
     )  # fmt: skip
     alerts.add_argument(
-        "--limit", type=positive, default=10, metavar="N", help="the last N past ones (default 10)"
+        "--limit", type=positive, default=10, metavar="N", help="last N past alerts (default 10)"
     )
 
 
@@ -286,17 +289,17 @@ def _add_top(top: argparse.ArgumentParser) -> None:
         help="time between frames (default 1, at least 0.2)",
     )  # fmt: skip
     top.add_argument(
-        "--frames", type=positive, metavar="N", help="print N frames without keys, then end"
+        "--frames", type=positive, metavar="N", help="print N frames as text, then end"
     )
 
 
 def _add_history(history: argparse.ArgumentParser) -> None:
     history.add_argument(
         "--figures", action="store_true",
-        help="limits, rates and latencies per device in place of events",
+        help="limits, rates and latencies per device instead of events",
     )  # fmt: skip
     history.add_argument(
-        "--limit", type=positive, metavar="N", help="the last N (default 50; with --csv all)"
+        "--limit", type=positive, metavar="N", help="the last N lines (default 50; with --csv all)"
     )
     history.add_argument("--csv", action="store_true", help="print a table for other programs")
 
@@ -308,43 +311,44 @@ def _add_recommend(recommend: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     recommend.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
-        help="where to write it (default: stdout); replaces only what recommend has made",
+        help="where to write it (default: stdout); replaces only files that recommend wrote",
     )  # fmt: skip
     recommend.add_argument("--force", action="store_true", help="replace any file")
 
 
 def _add_calibrate(calibrate: argparse.ArgumentParser) -> None:
     calibrate.add_argument(
-        "--directory", type=Path, metavar="DIR", required=True, help="on the disk; it writes there"
+        "--directory", type=Path, metavar="DIR", required=True,
+        help="a directory on the disk; test files are written there",
+    )  # fmt: skip
+    calibrate.add_argument(
+        "--budget", metavar="BYTES", default="8G", help="write at most (default %(default)s)"
     )
     calibrate.add_argument(
-        "--budget", metavar="BYTES", default="8G", help="to write at most (default %(default)s)"
+        "--time", type=span, metavar="SPAN", default="90s", help="run at most (default %(default)s)"
     )
     calibrate.add_argument(
-        "--time", type=span, metavar="SPAN", default="90s", help="at most (default %(default)s)"
-    )
-    calibrate.add_argument(
-        "--format", choices=("text", "json"), default="text", help="json: as with --json"
+        "--format", choices=("text", "json"), default="text", help="json: the same as --json"
     )
 
 
 def _add_trial(trial: argparse.ArgumentParser) -> None:
     trial.add_argument(
         "--duration", type=span, metavar="SPAN", default="8m",
-        help="of all blocks together (default 8m)",
+        help="total length (default 8m)",
     )  # fmt: skip
     trial.add_argument(
-        "--block", type=span, metavar="SPAN", default="30s", help="of each (default 30s)"
+        "--block", type=span, metavar="SPAN", default="30s", help="length of a block (default 30s)"
     )
-    trial.add_argument("--seed", type=number, metavar="N", help="for the same order again")
+    trial.add_argument("--seed", type=number, metavar="N", help="repeat the order of a trial")
     trial.add_argument("--device", metavar="NAME", help="default: the device with sync demand")
     trial.add_argument(
         "--ceiling", type=span, metavar="SPAN", default="1s",
-        help="let the limits found hold no more than the disk drains in this time (default 1s)",
+        help="cap the original limits to what the disk drains in this time (default 1s)",
     )  # fmt: skip
     trial.add_argument(
         "--stop-at", type=span, metavar="SPAN",
-        help="stop at an fsync of this length (default: twice the ceiling, or 20 times its"
+        help="stop when an fsync takes this long (default: twice the ceiling, or 20 times its"
         " unloaded median)",
     )  # fmt: skip
     trial.add_argument(
@@ -355,16 +359,16 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
 def _add_restore(restore: argparse.ArgumentParser) -> None:
     restore.add_argument(
         "--honour-keep", action="store_true",
-        help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
+        help="leave the limits if the policy says on-exit = keep (for ExecStopPost=)",
     )  # fmt: skip
     restore.add_argument(
         "--lease", action="store_true",
-        help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
+        help="leave it to the watcher if systemd restarts the daemon (for ExecStopPost=)",
     )  # fmt: skip
     restore.add_argument(
         "--first-found", action="store_true",
-        help="also where somebody else has set limits since: to those from before writebackd's"
-        " first write since boot",
+        help="restore the limits from before writebackd's first write since boot, even if another"
+        " process has set limits since",
     )  # fmt: skip
 
 

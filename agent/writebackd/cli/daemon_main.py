@@ -71,22 +71,22 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--mode", choices=[m.value for m in Mode], help="default: as the policy says")
     p.add_argument("--policy", metavar="NAME|FILE",
-                   help="default: the one that fits this host, `writebackctl policy match`")
+                   help="default: the best match for this host, see `writebackctl policy match`")
     p.add_argument(
         "--device", action="append", default=[], metavar="NAME",
-        help="manage these devices only, which have to be there (a pattern may match later); the"
-        " way to name a loop device",
+        help="manage only this device (repeatable); it must exist, but a pattern may match later."
+        " Loop devices have to be named",
     )
     p.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="policies, instead of the system's"
+        "--config-dir", type=Path, metavar="DIR", help="policies (default: the system's)"
     )
     p.add_argument(
         "--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
-        help=f"history and learned values (default {STATE_DIR})",
+        help=f"directory of history and learned values (default {STATE_DIR})",
     )
     p.add_argument(
         "--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR",
-        help=f"socket, ledger, lease and lock (default {RUNTIME_DIR})",
+        help=f"directory of socket, ledger, lease and lock (default {RUNTIME_DIR})",
     )
     p.add_argument(
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
@@ -94,12 +94,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--fsync-hook", choices=[AUTO, *TIERS], default=AUTO,
-        help="watch fsync by this kind of hook alone, or do not start (default: the best that works"
-        " for each filesystem)",
+        help="watch fsync only with this kind of hook, or do not start (default: the best one that"
+        " works for each filesystem)",
     )
     p.add_argument(
         "--compile-probe", action="store_true",
-        help="compile the probe for bcc, as a kernel without BTF needs it, keep it, and exit",
+        help="compile and store the probe with bcc, for a kernel without BTF, and exit",
     )
     p.add_argument(  # longer, and the watchdog of the unit takes it for dead
         "--interval", type=seconds(0.05, 10), default=1.0, metavar="SECONDS",

@@ -12,14 +12,14 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("writebackctl status", "state now, on one screen"),
         ("writebackctl --json status", "the same as data"),
     ),
-    "devices": (("writebackctl devices", "managed or not, and why"),),
+    "devices": (("writebackctl devices", "which are managed, and why"),),
     "why": (
         ("writebackctl why sda", "verdict, cause and next step for sda"),
         ("writebackctl why -v /var/lib/postgresql", "by mount point, with every step"),
     ),
     "alerts": (
         ("writebackctl alerts", "what is wrong, the cause, what to do"),
-        ("writebackctl alerts --check", "a line and the exit codes of a Nagios plugin"),
+        ("writebackctl alerts --check", "one line, with the exit codes of a Nagios plugin"),
     ),
     "top": (
         ("sudo writebackctl top", "live; ? lists the keys"),
@@ -33,28 +33,28 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("writebackctl history --figures --csv --since 1d", "rates and latencies, as a table"),
     ),
     "report": (
-        ("writebackctl report --since 1d", "writebackd-report.html, for a browser"),
-        ("writebackctl report --device sda -o sda.html", "only sda, under another name"),
+        ("writebackctl report --since 1d", "writes writebackd-report.html"),
+        ("writebackctl report --device sda -o sda.html", "only sda, to another file"),
     ),
     "recommend": (
-        ("sudo writebackctl recommend", "a fixed limit, why, what it costs; no daemon needed"),
+        ("sudo writebackctl recommend", "a fixed limit, its reason and its cost"),
         ("sudo writebackctl recommend --since 30d --format sysctl",
          "the same as a file for /etc/sysctl.d"),
     ),
     "calibrate": (
-        ("sudo writebackctl calibrate --directory /srv", "what the disk of /srv drains, and its"
-         " best limit"),
+        ("sudo writebackctl calibrate --directory /srv", "drain rate and best limit of the disk of"
+         " /srv"),
         ("sudo writebackctl calibrate --directory /srv --budget 30G --time 3m",
-         "the same, of a fast disk"),
+         "the same for a fast disk"),
     ),
     "trial": (
-        ("sudo writebackctl trial", "8 minutes: new and original limits in turn"),
+        ("sudo writebackctl trial", "8 minutes, alternating new and original limits"),
         ("sudo writebackctl trial --duration 1h --output trial.html",
-         "an hour, with a page for a browser"),
+         "an hour, with an HTML report"),
     ),
     "replay": (
         ("sudo writebackctl replay", "exit code 1 when a decision differs"),
-        ("sudo writebackctl replay --policy default", "the decisions of another policy"),
+        ("sudo writebackctl replay --policy default", "what another policy would decide"),
     ),
     "observe": (("sudo writebackctl observe", "restore the original limits, only watch"),),
     "enforce": (("sudo writebackctl enforce", "set limits again, also after a yield"),),
@@ -66,14 +66,14 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "drain": (
         ("sudo writebackctl drain", "before a shutdown or a battery test"),
         ("sudo writebackctl drain sda --hold --timeout 10m",
-         "before a controller swap: limits stay low until `release`"),
+         "before a controller swap; limits stay low until `release`"),
     ),
     "reset-stats": (("sudo writebackctl reset-stats", "before a measurement"),),
     "forget": (("sudo writebackctl forget sda", "after a new battery, or another array"),),
     "run": (
         ("sudo writebackctl run -- rsync -a /srv /backup", "a backup in its own scope"),
         ("sudo writebackctl run --name nightly --slice backup.slice -- true",
-         "with a name and a slice for policies"),
+         "with a name and slice that policies can refer to"),
     ),
     "verify": (("writebackctl verify", "exit code 1 when another process changed a limit"),),
     "restore": (("sudo writebackctl restore", "restore everything, with or without a daemon"),),
@@ -83,18 +83,18 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     ),
     "version": (("writebackctl version", "for a bug report"),),
     "metrics": (
-        ("writebackctl metrics", "of the last tick, as Prometheus gets them"),
-        ("writebackctl metrics --format prometheus", "in the older form, for promtool"),
+        ("writebackctl metrics", "metrics of the last tick, as Prometheus gets them"),
+        ("writebackctl metrics --format prometheus", "in the older text format, for promtool"),
     ),
-    "policy list": (("writebackctl policy list", "names, and what each is for"),),
+    "policy list": (("writebackctl policy list", "names and purpose of each policy"),),
     "policy show": (
-        ("writebackctl policy show --effective", "the running policy, with the file of each value"),
+        ("writebackctl policy show --effective", "values in force, each with file and line"),
     ),
     "policy match": (("writebackctl policy match", "which policy fits this host, and why"),),
     "policy check": (
         ("writebackctl policy check default", "exit code 2 when a file has errors"),
         ("writebackctl policy check --as all.conf.d/50-site.conf site.conf",
-         "before it is installed: with every policy it is merged into"),
+         "before installing it; with every policy it is merged into"),
     ),
 }  # fmt: skip
 
