@@ -127,7 +127,7 @@ class PolicySection:
     mode: str = field(metadata=_key(_choice("enforce", "observe"), "enforce", doc=
         "`enforce` sets limits, `observe` decides and writes nothing."))
     on_exit: str = field(metadata=_key(_choice("restore", "keep"), "restore", doc=
-        "What an orderly stop does: put back the limits that were found, or leave the last ones."))
+        "At a normal stop: `restore` the original limits, or `keep` the last ones."))
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,16 @@ class Match:
     """[match]; a rule that is not given is None."""
 
     least: int = field(metadata=_key(COUNT, "100", "1", "10000", doc=
-        "Points from which this policy fits a host. Of those that fit, the one with the most "
-        "points is taken where none is named."))
+        "Points that a host needs for this policy to fit. Of the fitting policies the one with "
+        "the most points is used, unless one is named."))
     drivers: Optional[Rule] = field(metadata=_key(DRIVERS, "", doc=
         "A disk has one of these drivers, with `*`, `?`, `[...]`; `writebackctl devices` shows "
         "them."))
     cache: Optional[Rule] = field(metadata=_key(CACHE, "", doc=
-        "A disk that stays has this behind it: `controller` (a volume of a RAID controller), "
+        "A fixed disk has this write cache: `controller` (a volume of a RAID controller), "
         "`drive` (a cache that flushes empty), `none`."))
     rotational: Optional[Rule] = field(metadata=_key(ROTATIONAL, "", doc=
-        "`yes`: a disk that stays rotates; `no`: none does."))
+        "`yes`: a fixed disk rotates; `no`: none does."))
     services: Optional[Rule] = field(metadata=_key(SERVICES, "", doc=
         "One of these runs: units (`etcd.service`), or processes by name (`etcd`), with `*`, `?`, "
         "`[...]`. Those of user sessions, containers and cron do not count."))
@@ -162,7 +162,7 @@ class Limits:
     floor_bytes: int = field(metadata=_device_key(SIZE, "1M", "8K", "1T", doc=
         "The dirty limit never goes below this."))
     ceiling_bytes: int = field(metadata=_device_key(SIZE, "4G", "8K", "1T", doc=
-        "The dirty limit never goes above this, but for what is dirty on a disk that hangs, nor "
+        "The dirty limit never goes above this (except for pages stuck on a hung disk), nor "
         "above a fifth of free memory and page cache."))
     drain_time_s: float = field(metadata=_device_key(TIME, "3s", "0.5s", "60s", doc=
         "Without sync demand the limit is relaxed to what the device drains in this time."))
@@ -173,7 +173,7 @@ class Limits:
     step_up: float = field(metadata=_key(MULTIPLE, "2x", "1.1x", "16x", doc=
         "The limit grows by at most this factor in one step."))
     cooldown_s: float = field(metadata=_key(TIME, "1s", "0s", "10min", doc=
-        "Least time between two increases."))
+        "Minimum time between two increases."))
     rest_bytes: int = field(metadata=_device_key(SIZE, "4M", "8K", "1T", doc=
         "Limit while there is sync demand and the device's drain rate is not yet known."))
     lease_s: float = field(metadata=_key(TIME, "10s", "1s", "5min", doc=
@@ -193,15 +193,15 @@ class Objective:
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
         "Share of the drain rate that a flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
-        "Share of the drain rate that syncs may cost a flood: a fourth, a seventh, or a tenth."))
+        "Share of the drain rate that syncs may take from a flood: 1/4, 1/7 or 1/10."))
     min_sync_rate: float = field(metadata=_key(FREQUENCY, "5/s", "0.1/s", "1000000/s", doc=
         "fsyncs per second from which a device counts as having sync demand."))
     demand_hold_s: float = field(metadata=_key(TIME, "60s", "1s", "1h", doc=
-        "How long sync demand outlives its last sync beside a flood, and at most without one: "
-        "there 5 s, or twice the gap after which it came back lately."))
+        "How long sync demand outlasts its last sync during a flood. Without a flood: 5 s, or "
+        "twice the gap after which syncs recently resumed, at most this."))
     allowed_delay_s: float = field(metadata=_device_key(TIME, "10ms", "1ms", "10s", doc=
-        "Queueing delay that the limit allows, limit = drain rate x this, where a drain rate is "
-        "known and nothing else yet."))
+        "First limit in a flood with syncs if only the drain rate is known: what drains in this "
+        "time."))
 
 
 @dataclass(frozen=True)
@@ -209,26 +209,26 @@ class Levers:
     """[levers]; pace_share and destage_share are shares (0..1); 0 leaves a lever alone."""
 
     per_device: bool = field(metadata=_key(SWITCH, "on", doc=
-        "While others write, give a device that needs a tight limit one of its own, where the "
-        "kernel can (6.8 and later, tried out before it is used)."))
+        "While others write, give a device that needs a tight limit its own, if the kernel "
+        "passes a self-test (6.8 and later)."))
     queue: bool = field(metadata=_key(SWITCH, "off", doc=
         "While a device is flooded, and 10 s longer, set `nr-requests` and `max-sectors` of its "
         "disks."))
     nr_requests: int = field(metadata=_key(COUNT, "8", "0", "65536", doc=
-        "Requests in a disk's queue under `queue = on`; 0 leaves it."))
+        "Requests in a disk's queue with `queue = on`; 0: unchanged."))
     max_sectors_bytes: int = field(metadata=_key(SIZE, "0B", "0B", "32M", doc=
-        "Largest request under `queue = on`, in whole KB; 0B leaves it."))
+        "Largest request with `queue = on`, in whole KB; 0B: unchanged."))
     flush_interval_s: float = field(metadata=_key(TIME, "0s", "0s", "60s", doc=
-        "Period of the flusher (vm.dirty_writeback_centisecs) while there is sync demand; 0s "
-        "leaves it."))
+        "Period of the flusher (vm.dirty_writeback_centisecs) while there is sync demand; 0s: "
+        "unchanged."))
     pace: bool = field(metadata=_key(SWITCH, "off", doc=
-        "Hold a flooding unit or login session just below the drain rate with `io.max`, if another "
-        "one syncs and no dirty limit keeps room in the write cache."))
+        "Throttle a flooding unit or login session to just below the drain rate with `io.max`, if "
+        "another one syncs and no dirty limit keeps room in the write cache."))
     pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
-        "Paced units together always get this share of the drain rate."))
+        "Share of the drain rate that paced units always get together."))
     destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=
-        "Let bcache write out what is dirty within 10 s, at this share of the drain rate at most; "
-        "0% leaves it."))
+        "Let bcache write out dirty blocks within 10 s, at no more than this share of the drain "
+        "rate; 0%: unchanged."))
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Protect:
 
     units: Tuple[str, ...] = field(metadata=_key(UNITS, "", doc=
         "Units that are never paced, by name, with `*`, `?`, `[...]`; a slice (`backup.slice`) "
-        "stands for all units in it. Some never are, named here or not: see "
+        "stands for all units in it. Some units are never paced in any case: see "
         "[pacing](../explanation/pacing.md)."))
 
     def covers(self, unit: str, slices: Sequence[str] = ()) -> Optional[str]:
@@ -261,7 +261,7 @@ class Devices:
         "Devices to manage. A loop device is managed only if a pattern that does not begin with a "
         "wildcard names it."))
     exclude: Tuple[str, ...] = field(metadata=_key(DEVICES, "", doc=
-        "Devices to leave alone; stronger than `include`."))
+        "Devices to leave alone; overrides `include`."))
     settings: Tuple[Setting, ...] = ()
 
 
@@ -270,7 +270,7 @@ class Routing:
     """Of [alerts]: where they are told; empty means not."""
 
     journal: bool = field(metadata=_key(SWITCH, "on", doc=
-        "Write alerts to the journal, or to the log where there is none; see "
+        "Write alerts to the journal, or without one to the log; see "
         "[routes](alert-routes.md)."))
     alertmanager: Tuple[str, ...] = field(metadata=_key(URLS, "", doc=
         "URLs of Alertmanagers, at most 4, without `/api/v2/alerts` at the end."))
@@ -285,10 +285,9 @@ class Routing:
     resend_s: float = field(metadata=_key(TIME, "1min", "30s", "3min", doc=
         "How often an active alert is sent again to Alertmanager."))
     timeout_s: float = field(metadata=_key(TIME, "10s", "1s", "1min", doc=
-        "Time limit for one try at a route: an answer of Alertmanager, a run of a program."))
+        "Time limit for one delivery: a request to Alertmanager, a run of a program."))
     runbook: str = field(metadata=_key(TEXT, "", doc=
-        "Address of the runbook in alerts, to which `#collapse` and the like is added; empty: the "
-        "installed one."))
+        "URL of the runbook in alerts; `#collapse` etc. is appended; empty: the installed one."))
 
 
 @dataclass(frozen=True)
@@ -296,14 +295,14 @@ class Alerts(Routing):
     """[alerts]; shares are 0..1."""
 
     sync_share: float = field(metadata=_key(SHARE, "30%", "1%", "90%", doc=
-        "Syncs per second, as a share of the device's own usual rate, below which they collapse: "
-        "when their latency (`latency-multiple`) and their bytes (`bytes-share`) say so as well."))
+        "Share of the usual sync rate below which syncs may have collapsed; their latency "
+        "(`latency-multiple`) and size (`bytes-share`) have to agree."))
     latency_multiple: float = field(metadata=_key(MULTIPLE, "3x", "1.5x", "1000x", doc=
         "Latency of a sync that counts as bad, in multiples of the device's own usual latency; "
         "never below `fsync-p99`."))
     bytes_share: float = field(metadata=_key(SHARE, "70%", "1%", "100%", doc=
-        "Syncs that write this share of the most that syncs were ever seen to write are larger, "
-        "not slower."))
+        "Syncs that write this share of the highest rate ever seen for syncs are larger, not "
+        "slower."))
     collapse_s: float = field(metadata=_key(TIME, "8s", "2s", "1h", doc=
         "How long syncs must be that bad before COLLAPSE."))
     critical_s: float = field(metadata=_key(TIME, "60s", "2s", "24h", doc=
@@ -315,7 +314,7 @@ class Alerts(Routing):
     resolve_after_s: float = field(metadata=_key(TIME, "60s", "1s", "1h", doc=
         "How long syncs must have recovered before an alert is resolved."))
     hold_s: float = field(metadata=_key(TIME, "5min", "0s", "24h", doc=
-        "Least time for which an alert is active."))
+        "Minimum time for which an alert is active."))
     quiet_s: float = field(metadata=_key(TIME, "2min", "0s", "1h", doc=
         "No new alert for this long after boot or resume, except FOREIGN_WRITER."))
 
