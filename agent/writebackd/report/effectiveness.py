@@ -225,10 +225,10 @@ def headline(found: Sequence[Effectiveness]) -> str:
         brief_s = max((each.brief_s for each in found), default=0.0)
         if brief_s:
             return (
-                f"Floods met fsyncs for {formats.duration(brief_s)} in all, in spells too short"
+                f"Floods with fsyncs lasted {formats.duration(brief_s)} in all, each too short"
                 " to compare."
             )
-        return "No flood met fsyncs: nothing to protect, nothing to compare."
+        return "No flood with fsyncs: nothing to compare."
     most = max(judged, key=lambda each: (bool(each.held.span_s), each.held.waited_s))
     held, loose, what = most.held, most.loose, f"fsyncs under flood on {most.device}"
     if held.span_s and loose.counts:
@@ -298,8 +298,8 @@ def sentences(each: Effectiveness) -> List[str]:
             drain_rate = formats.size(each.drain_rate)
             share = f", {formats.percent(rate / each.drain_rate)} of the drain rate {drain_rate}/s"
         lines += [
-            f"Floods met fsyncs for {formats.duration(held.span_s + each.loose.span_s)}."
-            f" writebackd held the limit for {formats.duration(held.span_s)} of it, at"
+            f"Floods with fsyncs lasted {formats.duration(held.span_s + each.loose.span_s)}."
+            f" writebackd set the limit for {formats.duration(held.span_s)} of it, at"
             f" {formats.size(held.limit_bytes)} instead of {formats.size(held.found_bytes)}"
             f" (medians).{_met(held)}",
             f"Writers got {formats.size(rate)}/s{share}.",
@@ -324,17 +324,17 @@ def _unheld(each: Effectiveness) -> List[str]:
         objective = f"{least_s} to {more[-1]}" if more else least_s
         missed = loose.judged - loose.met
         lines.append(
-            f"Under the limit as found fsync p99 missed the objective of {objective} in"
+            f"Under the original limit fsync p99 missed the objective of {objective} in"
             f" {loose.missed_floods} of {loose.floods} floods: {number(missed)} of"
             f" {number(loose.judged)} fsyncs ({formats.percent(missed / loose.judged)}) took"
             f" longer, the longest {latency(loose.longest_s)}."
         )
     target, found = loose.target_bytes, loose.found_bytes
     if target is not None and found is not None and target < found:
-        text = f"writebackd would have held {formats.size(target)} instead of {formats.size(found)}"
+        text = f"writebackd would have set {formats.size(target)} instead of {formats.size(found)}"
         rate = each.drain_rate or loose.written_bytes / loose.span_s
         drains = (
-            f": what is dirty drains in {formats.duration(found / rate)} at"
+            f": dirty pages drain in {formats.duration(found / rate)} at"
             f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}"
             if rate else ""  # a disk that hangs
         )  # fmt: skip
@@ -349,14 +349,14 @@ def _without(each: Effectiveness) -> str:
         text = f"Without writebackd's limit, for {formats.duration(loose.span_s)}: "
         if not (held.counts and loose.counts):
             return text + "too little to compare."
-        return f"{text}{_compared(held, loose)}. The load may have been another."
+        return f"{text}{_compared(held, loose)}. The load may have differed."
     text = "Not measured without writebackd's limit."
     if not (held.found_bytes and each.drain_rate):
         return text
     return (
-        f"{text} By arithmetic an fsync behind a full queue would wait"
-        f" {formats.duration(held.found_bytes / each.drain_rate)}:"
-        f" {formats.size(held.found_bytes)} at {formats.size(each.drain_rate)}/s."
+        f"{text} Estimated wait of an fsync behind a full queue:"
+        f" {formats.duration(held.found_bytes / each.drain_rate)}"
+        f" ({formats.size(held.found_bytes)} at {formats.size(each.drain_rate)}/s)."
     )
 
 

@@ -141,7 +141,7 @@ def _host(page: _Page, snapshot: Snapshot) -> None:
         for ok, result in ((True, "ok"), (False, "error")):
             labels = [("lever", what), ("result", result)]
             page.add(name, labels_text(labels), totals.writes.get((what, ok), 0))
-    name = page.family("tick_duration_seconds", "histogram", "What a tick took, by the clock.")
+    name = page.family("tick_duration_seconds", "histogram", "Duration of a tick.")
     page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
 
 
@@ -157,48 +157,48 @@ def _gauges(snapshot: Snapshot) -> Sequence[Value]:
         ("yielded", "Whether another process set the limits, which are left in force.",
          memory.yielded is not None),
         ("held_off", "Whether a kill-switch file exists.", snapshot.off is not None),
-        ("watcher_running", "Whether a second process would restore if the daemon hung.",
+        ("watcher_running", "Whether the watcher runs, which restores if the daemon hangs.",
          snapshot.watcher_pid is not None),
         ("start_time_seconds", "Wall clock of the daemon's start.", snapshot.started_wall_s),
-        ("last_tick_timestamp_seconds", "Wall clock of the last tick that could be read.",
+        ("last_tick_timestamp_seconds", "Wall clock of the last readable tick.",
          sample.wall_s),
         ("window_end_timestamp_seconds", "Wall clock at which the open window closes.",
          None if window is None else window.until_s),
-        ("read_errors", "What could not be read in the last tick.", len(sample.errors)),
+        ("read_errors", "Read errors in the last tick.", len(sample.errors)),
         ("lease_expiry_timestamp_seconds",
          "Wall clock at which the settings are restored unless the lease is renewed.",
          None if snapshot.lease_s is None else sample.wall_s + snapshot.lease_s),
         ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
         ("dirty_bytes", "Dirty memory of the host.", vm.dirty_bytes),
         ("writeback_bytes", "Memory under writeback.", vm.writeback_bytes),
-        ("time_to_clean_seconds", "What waits to be written, by what the disks drain.",
+        ("time_to_clean_seconds", "Time to write out all dirty data, at the drain rates.",
          time_to_clean(sample, snapshot.estimates).host_s),
-        ("resident_memory_bytes", "Of the daemon.", snapshot.self_rss_bytes),
+        ("resident_memory_bytes", "Resident memory of the daemon.", snapshot.self_rss_bytes),
         ("bpf_map_bytes", "Memory of the BPF maps.", probe.map_bytes),
-        ("bpf_seconds_per_io", "What the probe costs per block IO, as measured at the start.",
+        ("bpf_seconds_per_io", "Cost of the probe per block IO, measured at the start.",
          None if probe.bpf_ns_per_io is None else probe.bpf_ns_per_io / 1e9),
-        ("dirty_limit_bytes", "Dirty limit in force, as the kernel reckons.", vm.threshold_bytes),
-        ("dirty_background_limit_bytes", "Background limit in force, as the kernel reckons.",
+        ("dirty_limit_bytes", "Dirty limit in force, in bytes.", vm.threshold_bytes),
+        ("dirty_background_limit_bytes", "Background limit in force, in bytes.",
          vm.background_threshold_bytes),
-        ("dirty_limit_original_bytes", "Original dirty limit; of a ratio about.", limit),
-        ("dirty_background_limit_original_bytes", "Original background limit; of a ratio about.",
+        ("dirty_limit_original_bytes", "Original dirty limit; estimated if ratio.", limit),
+        ("dirty_background_limit_original_bytes", "Original background limit; estimated if ratio.",
          background),
-        ("dirty_limit_wanted_bytes", "Dirty limit of the last decision; in observe mode a wish.",
+        ("dirty_limit_wanted_bytes", "Dirty limit of the last decision; not set if observing.",
          decision.limit_bytes),
         ("dirty_limit_goal_bytes", "Where the dirty limit is heading.", decision.goal_bytes),
-        ("dirty_limit_pinned_bytes", "Dirty limit that an admin pinned.", memory.pin_bytes),
+        ("dirty_limit_pinned_bytes", "Pinned dirty limit.", memory.pin_bytes),
     )  # fmt: skip
 
 
 def _counters(snapshot: Snapshot) -> Sequence[Value]:
     totals = snapshot.totals
     return (
-        ("limit_changes", "Writes that gave the dirty limit another value.",
+        ("limit_changes", "Changes of the dirty limit by writebackd.",
          totals.limit_changes),
-        ("foreign_writes", "Writes of others to levers of ours.", totals.foreign_writes),
+        ("foreign_writes", "Writes of other processes to levers.", totals.foreign_writes),
         ("leases_lost", "Times the lease expired and the original settings were restored.",
          snapshot.leases_lost),
-        ("history_dropped_events", "Events that the history could not take.",
+        ("history_dropped_events", "Events dropped by the history.",
          snapshot.history_dropped),
         ("failed_ticks", "Ticks in which nothing could be read.", totals.failed_ticks),
         ("cpu_seconds", "Processor time of the daemon.", totals.cpu_s),
@@ -217,11 +217,11 @@ def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
 
 def _alerts(page: _Page, snapshot: Snapshot) -> None:
     found = alerts_of(snapshot)
-    name = page.family("alerts_raised", "counter", "Alerts that came up, by name.")
+    name = page.family("alerts_raised", "counter", "Alerts raised, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)
         page.add(name, labels_text([("name", each.value)]), count)
-    name = page.family("alert", "gauge", "1 for each alert that stands; no device: the host.")
+    name = page.family("alert", "gauge", "1 for each active alert; no device: the host.")
     for (what, device, cause), severity in sorted(found.items()):
         labels = [("name", what), ("device", device), ("severity", severity), ("cause", cause)]
         page.add(name, labels_text(labels), 1)
@@ -246,7 +246,7 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         for each in snapshot.sample.devices
         if each.excluded is None
     ]
-    name = page.family("device", "info", "What a device is; its shortest mount point.")
+    name = page.family("device", "info", "Properties of a device; its shortest mount point.")
     for row in rows:
         page.add(name, labels_text(_topology(row.sample.device)), 1)
     name = page.family("device_state", "gauge", "1 for the state of the device.")
@@ -299,9 +299,9 @@ _STATES = tuple(
 _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_target_bytes", "gauge", "Dirty limit that the device needs.",
      lambda row: row.decision.target_bytes),
-    ("device_drain_bytes_per_second", "gauge", "What the device sustains, once learned.",
+    ("device_drain_bytes_per_second", "gauge", "Drain rate of the device, once learned.",
      lambda row: row.estimate.drain_rate),
-    ("device_time_to_clean_seconds", "gauge", "What waits to be written to it, by what it drains.",
+    ("device_time_to_clean_seconds", "gauge", "Time to write out its dirty data.",
      lambda row: row.time_to_clean_s),
     ("device_written_bytes", "counter", "Written to the device.",
      lambda row: row.totals.written_bytes),
@@ -311,7 +311,7 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_inflight_requests", "gauge", "Requests in flight.", lambda row: row.sample.inflight),
     ("device_sync_demand", "gauge", "Whether the device has sync demand.",
      _of_syncs(lambda estimate: int(estimate.demand))),
-    ("device_flooded", "gauge", "Whether buffered writes are written back to it with more to come.",
+    ("device_flooded", "gauge", "Whether a flood of buffered writes is on.",
      lambda row: int(row.estimate.flooded)),
     ("device_fsync_p50_seconds", "gauge", "Median of the fsyncs of the last tick.",
      lambda row: row.estimate.fsync_p50_s),
@@ -319,15 +319,15 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
      lambda row: row.estimate.fsync_p99_s),
     ("device_fsync_baseline_seconds", "gauge", "Median fsync of the unloaded device.",
      lambda row: row.estimate.baseline_s),
-    ("device_fsync_objective_seconds", "gauge", "p99 of fsync that is aimed at, under demand.",
+    ("device_fsync_objective_seconds", "gauge", "Wanted p99 of fsync, under demand.",
      _objective),
     ("device_fsyncs_inflight", "gauge", "fsyncs that have not returned.",
      _of_syncs(lambda estimate: estimate.fsyncs_inflight)),
     ("device_oldest_fsync_seconds", "gauge", "Age of the oldest fsync that has not returned.",
      _of_syncs(lambda estimate: estimate.oldest_fsync_s)),
-    ("device_cache_bytes", "gauge", "Write cache behind the device, as it was seen to fill.",
+    ("device_cache_bytes", "gauge", "Size of the write cache behind the device.",
      lambda row: row.estimate.cache_bytes),
-    ("device_cache_fill_ratio", "gauge", "Share of that cache that must be full.",
+    ("device_cache_fill_ratio", "gauge", "Fill of that cache.",
      lambda row: row.estimate.fill_share),
     ("device_slow_syncs_ratio", "gauge", "Share of the fsyncs' time that slow ones took.",
      lambda row: row.estimate.slow_share),
