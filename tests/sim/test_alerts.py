@@ -63,8 +63,8 @@ def test_a_host_that_is_well_has_no_alert(name: str) -> None:
 
 
 @pytest.mark.parametrize("told, why", [
-    (256.0 * MB, None), (32.0 * MB, "another cache holds writes back"),
-    (2048.0 * MB, "part of it serves reads"),
+    (256.0 * MB, None), (32.0 * MB, "another cache holds the writes"),
+    (2048.0 * MB, "part of it is used for reads"),
 ])  # fmt: skip
 def test_a_cache_of_another_size_than_the_tool_says_is_told(
     told: float, why: Optional[str]
