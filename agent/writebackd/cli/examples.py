@@ -48,7 +48,7 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
          "the same for a fast disk"),
     ),
     "trial": (
-        ("sudo writebackctl trial", "8 minutes, alternating new and original limits"),
+        ("sudo writebackctl trial", "8 minutes, new and original limits in turn"),
         ("sudo writebackctl trial --duration 1h --output trial.html",
          "an hour, with an HTML report"),
     ),
