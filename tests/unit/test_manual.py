@@ -543,7 +543,7 @@ def test_tests_run_is_the_gate_the_full_suite_or_the_layer_that_is_named(stubbed
     assert len(tests) == 4 and all("-m not full" in line for line in tests)
     assert not any("not full" in line for line in full)
     _, unit = called(stubbed, "tests/run unit")
-    assert unit == "python -m pytest --continue-on-collection-errors tests/unit"
+    assert unit == "python -m pytest -n auto --continue-on-collection-errors tests/unit"
 
 
 def test_make_check_takes_what_needs_no_root(stubbed: Path) -> None:
