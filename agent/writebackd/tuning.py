@@ -55,6 +55,10 @@ FOLLOW_S = 1.5
 
 # Seconds of a full cache whose median is R; and a slower disk shows itself in as many.
 SHOWN_S = 3.0
+# Ratio of two of their ticks in a row at most, under a limit as found: a cache that still fills
+# takes 240 to 640 MB/s from one to the next, and syncs that wait for the link make it look full.
+# 1.1 and 1.5 do the same.
+EVEN = 1.25
 # A limit is in force within so many times of what was asked for: before, what is seen is of another
 # one.
 IN_FORCE = 1.25

@@ -70,8 +70,8 @@ _SECTION_PROSE = {
         " (1 to 1000) first: `services = 60: postgres mysqld*` gives 60 points to a host on which"
         " one of the two runs. Of several words, separated by blanks, one is enough; memory is a"
         " range, `64G..`, `..8G` or `8G..64G`. An empty rule gives none. A policy with `least`"
-        " points fits; the fitting one with the most points is used. `writebackctl policy match"
-        " --all` shows all of them with the evidence.",
+        " points fits; the fitting one with the most points is used."
+        " `writebackctl policy match --all` shows all of them with the evidence.",
     ),
 }
 

@@ -238,7 +238,7 @@ def test_a_floor_above_what_a_cache_takes_is_a_warning(
         row["write_cache"]["capacity_bytes"] = capacity
         warnings = texts(list(doctor_checks.daemon(files, tmp_path)), "warning")
         assert ("no limit below 64M works" in warnings) is warned
-        assert ("takes 32M" in warnings) is warned
+        assert ("write cache holds 32M" in warnings) is warned
 
 
 def test_a_daemon_without_a_watcher(found: Found) -> None:

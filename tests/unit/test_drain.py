@@ -32,6 +32,7 @@ from writebackd.tuning import (
     BUSY_SHARE,
     CACHE_S,
     DEEP,
+    EVEN,
     FADE_S,
     FASTER,
     FELL,
@@ -390,27 +391,12 @@ def test_where_pages_wait_for_the_device_it_sets_the_rate_without_writers_as_wel
     assert found.drain_rate == pytest.approx(R, rel=0.05)
 
 
-def over(rates: Sequence[float], sync: SyncSample = SLOW, **how: Any) -> DeviceMemory:
-    """After a flood of these rates, of which the first second went into the cache in part."""
-    memory = feed(NEW, [4 * R, 2 * R, *rates], sync, **how)
-    return feed(memory, [R / 8], sync, flooded=False)
-
-
-def test_a_flood_that_is_over_sooner_shows_r_by_its_best_tick() -> None:
-    alone: Dict[str, Any] = {"holds": LOOSE, "held_back": False, "backlog": True}
-    assert over([0.9 * R, R, 0.95 * R], **alone).drain_rate == R
-    assert over([R], **alone).drain_rate == R
-    # Nobody knows what a sync costs.
-    assert over([R], **alone).drain.price_s == 0.0
-    # The first second alone, or one with room in the cache, tells nothing.
-    assert over([], **alone).drain_rate is None
-    assert over([R], QUICK, **alone).drain_rate is None
-    # Nor a tick in which the flood ended, or a limit held it.
-    assert over([R], holds=LOOSE, held_back=True).drain_rate is None
-    assert over([R, R], backlog=True).drain_rate is None
-    # R that is known is not lowered by a moment.
-    before = feed(KNOWN, [4 * R, 2 * R, R / 2], SLOW, **alone)
-    assert feed(before, [R / 8], SLOW, flooded=False).drain_rate == R
+def test_a_cache_that_still_fills_behind_the_link_does_not_show_r() -> None:
+    """Syncs wait for the link, and look as behind a full cache."""
+    alone: Dict[str, Any] = {"holds": 2 * LOOSE, "held_back": False, "backlog": True}
+    uneven = [R, 1.1 * EVEN * R] * int(SHOWN_S / DT_S)  # twice as long
+    assert feed(NEW, uneven, SLOW, **alone).drain_rate is None
+    assert feed(NEW, [*uneven, *seconds(SHOWN_S, R)], SLOW, **alone).drain_rate == R
 
 
 def test_r_follows_the_disk_under_such_a_limit() -> None:

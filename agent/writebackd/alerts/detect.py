@@ -135,7 +135,7 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
     standing = view.standing
     if standing or health.stalled_s or health.collapse is not None or suspicious(view, health):
         health = collapse(view, health)
-    if view.estimate.flooded or health.beside.slow_s:
+    if health.writes and (view.estimate.flooded or health.beside.slow_s):
         health = beside_flood(view, health)
     multiple = view.rules.latency_multiple
     if health.degraded is not None or standing or is_slow(health, view.estimate, multiple):

@@ -22,6 +22,7 @@ from writebackd.estimate.cache_size import counted, with_drain_rate, with_first_
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
+    EVEN,
     FADE_S,
     FASTER,
     FELL,
@@ -45,8 +46,6 @@ from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory, Drain
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
-
-_UNLIMITED = float("inf")  # in the place of a limit: pages waited for the device alone
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,6 @@ def update_drain(
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
     if not writes.flooded or sync is None:
         if d.slow_share or d.full_s:
-            if r is None and d.full_s > 0:
-                memory = _shown_at_the_end(memory)
-                d = memory.drain
             d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
         return replace(memory, drain=d)
     if r is None:
@@ -195,8 +191,11 @@ def update_drain(
     # In its first second the cache still takes some; and a writer's own rate is not the disk's, but
     # without writers the flusher's is.
     if full and full_s > 1.0 and (own or writes.held_back or writes.backlog):
-        under = _UNLIMITED if writes.backlog and not own else float(limit_bytes)
-        ticks = (*ticks, (rate, under))[-_shown_ticks(dt_s):]
+        alone = writes.backlog and not own
+        # A cache that still fills, behind the link, has no steady rate.
+        if alone and ticks and not 1 / EVEN < rate / ticks[-1][0] < EVEN:
+            ticks = ()
+        ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(
         d,
@@ -268,18 +267,6 @@ def _held_by_media(
         return shown(replace(memory, drain=d), d.enough_bytes)
     d = replace(d, enough_bytes=d.enough_bytes * full_rate / r)
     return replace(memory, drain=d, drain_rate=full_rate)
-
-
-def _shown_at_the_end(memory: DeviceMemory) -> DeviceMemory:
-    """R after a flood that was too short to show it for long, where no limit held it: the most.
-
-    Of a tick in which it ended, or a sweep came, its rate is less.
-    """
-    d = memory.drain
-    rates = [rate for rate, under in d.full_ticks if under == _UNLIMITED]
-    if not rates:
-        return memory
-    return with_drain_rate(replace(memory, drain=unpriced(d)), max(rates))
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:

@@ -20,8 +20,7 @@ class Drain:
     sync_rate: float = 0.0  # smoothed
     slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
     full_s: float = 0.0  # for so long in a row full, or, negative, not
-    # Rates, and the limits in force (infinite: none held it), of the last seconds of a full cache,
-    # by tick.
+    # Rates, and the limits in force, of the last seconds of a full cache, by tick.
     full_ticks: Tuple[Tuple[float, float], ...] = ()
     limit_bytes: float = 0.0  # as the kernel follows it
     enough_bytes: float = float("inf")  # a limit under which R was seen
