@@ -55,10 +55,6 @@ FOLLOW_S = 1.5
 
 # Seconds of a full cache whose median is R; and a slower disk shows itself in as many.
 SHOWN_S = 3.0
-# Ratio of two of their ticks in a row at most, under a limit as found: a cache that still fills
-# takes 240 to 640 MB/s from one to the next, and syncs that wait for the link make it look full.
-# 1.1 and 1.5 do the same.
-EVEN = 1.25
 # A limit is in force within so many times of what was asked for: before, what is seen is of another
 # one.
 IN_FORCE = 1.25
@@ -95,11 +91,10 @@ EVERY_S = 2.0
 CUT, RISE = 0.6, 1.4
 # While R is not known: a step, and what it has to bring.
 SEEK, PAYS = 3.0, 1.12
-# Seconds of R: the largest limit while R is not known, which has to be found, and as much more to
-# write shows that the device sets the rate; the first one then; and the largest from there on.  The
-# largest knee seen was 0.06 s, of a virtio disk; above it syncs wait longer and nobody is faster.
-# From the first one the limit gets to any knee between 0.007 and 0.1 s within 8 s; half and double
-# of it cost 0.01 on drawn hosts.
+# Seconds of R: the largest limit while R is not known, which has to be found; the first one then;
+# and the largest from there on.  The largest knee seen was 0.06 s, of a virtio disk; above it syncs
+# wait longer and nobody is faster.  From the first one the limit gets to any knee between 0.007 and
+# 0.1 s within 8 s; half and double of it cost 0.01 on drawn hosts.
 SEEK_MOST_S, FIRST_S, MOST_S = 0.25, 0.03, 0.1
 # Share of R that the objective may cost beside, seconds that it takes and is tried for, and after
 # which it is tried again where it did not help.

@@ -9,7 +9,7 @@ from typing import Dict, Optional, Sequence
 
 import pytest
 
-from tests.sim import drawn, one_flood
+from tests.sim import drawn
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
 from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
@@ -63,19 +63,6 @@ def test_a_flood_under_the_limits_as_found_shows_r(waves: bool) -> None:
     print(f"\n{len(known)} hosts, R / media {min(known.values()):.2f} to {max(known.values()):.2f}")
     assert len(known) >= (18 if waves else 41)
     assert all(each == pytest.approx(1.0, abs=RATE) for each in known.values())
-
-
-def test_one_flood_is_remembered_where_it_fills_the_cache_for_long_enough() -> None:
-    """Of three times the cache, which most small ones have written within a second or two."""
-    seeds = one_flood.cached(drawn.seeds("work", 60))
-    for case, known_least, right_least in zip(one_flood.CASES, (12, 15, 0, 0), (12, 13, 0, 0)):
-        found = [one_flood.after_flood(seed, POLICY, case) for seed in seeds]
-        right = sum(each.is_right for each in found)
-        known = sum(each.rate is not None for each in found)
-        print(f"\n{case.name}: of {len(found)} hosts {known} known, {right} right")
-        assert known >= known_least and right >= right_least
-        # What did not fill the cache shows nothing of the media.
-        assert not any(each.rate for each in found if each.full_s == 0.0)
 
 
 @pytest.mark.parametrize("enforced_s", [9.0, 12.0, 14.0, 17.0])

@@ -32,7 +32,6 @@ from writebackd.tuning import (
     BUSY_SHARE,
     CACHE_S,
     DEEP,
-    EVEN,
     FADE_S,
     FASTER,
     FELL,
@@ -97,18 +96,6 @@ def measured(
 def test_background_writes_are_a_flood_while_pages_wait(kind: str) -> None:
     assert measured(state=vm(**{kind: THRESHOLD // 4})).flooded
     assert not measured(state=vm(**{kind: THRESHOLD // 4 - 1})).flooded
-
-
-def test_a_busy_device_with_more_to_write_is_flooded_below_the_background_limit() -> None:
-    """Pages that waited for 30 s come all at once."""
-    rate = 8.0 * MB
-    enough = vm(dirty=int(SEEK_MOST_S * rate), writeback=1)
-    assert enough.dirty_bytes < THRESHOLD // 4
-    found = measured(state=enough, rate=rate, dt_s=0.5)
-    assert found.flooded and found.backlog and not found.held_back
-    assert not measured(state=vm(dirty=int(SEEK_MOST_S * rate) - 1), rate=rate).flooded
-    # Of a writer with a rate of its own pages wait as well, until they are old.
-    assert not measured(replace(BUSY, busy_share=0.99 * BUSY_SHARE), enough, rate).flooded
 
 
 @pytest.mark.parametrize("dt_s", [0.5, 2.0])
@@ -227,7 +214,7 @@ NEW = DeviceMemory(baseline_s=IDLE_S, law=LawMemory(LIMIT, sought_rate=9 * R))
 def feed(
     memory: DeviceMemory, rates: Sequence[float], sync: Optional[SyncSample], limit: float = LIMIT,
     in_force: bool = True, flooded: bool = True, holds: Optional[float] = None,
-    held_back: bool = True, backlog: bool = False,
+    held_back: bool = True,
 ) -> DeviceMemory:  # fmt: skip
     """Ticks of half a second, one for each of `rates`, all with the same syncs.
 
@@ -236,7 +223,7 @@ def feed(
     memory = replace(memory, law=replace(memory.law, limit_bytes=limit))
     holds = int(holds or (limit if in_force else 3 * limit))
     for rate in rates:
-        writes = Writes(rate, rate, flooded, held_back, flooded, backlog)
+        writes = Writes(rate, rate, flooded, held_back, flooded)
         memory = update_drain(writes, replace(BUSY, sync=sync), memory, holds, DT_S)
     return memory
 
@@ -384,19 +371,6 @@ def test_where_no_limit_holds_a_writer_its_rate_is_not_the_disks() -> None:
         waves = feed(waves, seconds(1, R), SLOW, holds=LOOSE)
         waves = feed(waves, seconds(1, R / 9), SLOW, holds=LOOSE, held_back=False)
     assert waves.drain_rate == R
-
-
-def test_where_pages_wait_for_the_device_it_sets_the_rate_without_writers_as_well() -> None:
-    found = feed(NEW, seconds(SHOWN_S + 1.0, R), SLOW, holds=LOOSE, held_back=False, backlog=True)
-    assert found.drain_rate == pytest.approx(R, rel=0.05)
-
-
-def test_a_cache_that_still_fills_behind_the_link_does_not_show_r() -> None:
-    """Syncs wait for the link, and look as behind a full cache."""
-    alone: Dict[str, Any] = {"holds": 2 * LOOSE, "held_back": False, "backlog": True}
-    uneven = [R, 1.1 * EVEN * R] * int(SHOWN_S / DT_S)  # twice as long
-    assert feed(NEW, uneven, SLOW, **alone).drain_rate is None
-    assert feed(NEW, [*uneven, *seconds(SHOWN_S, R)], SLOW, **alone).drain_rate == R
 
 
 def test_r_follows_the_disk_under_such_a_limit() -> None:
@@ -765,13 +739,13 @@ GLOBAL = 64 * MB
 def tick(
     memory: Memory, rates: Dict[str, float], time_s: float = 1000.0, dt_s: float = 1.0,
     sync: Optional[SyncSample] = SyncSample(), limit: int = GLOBAL,  # noqa: B008
-    backings: Tuple[Backing, ...] = (), dirty: int = 0,
+    backings: Tuple[Backing, ...] = (),
 ) -> Tuple[Dict[str, Estimate], Memory]:  # fmt: skip
     """A tick of disks that write at `rates`, each one with a writer that sleeps for the limit."""
     disks = {DISK.name: DISK, OTHER.name: OTHER}
     sample = Sample(
         time_s=time_s, wall_s=time_s, dt_s=dt_s, host=HOST,
-        vm=VmState(VmLimits(limit, 0, 1, 0), dirty, 0, limit, THRESHOLD),
+        vm=VmState(VmLimits(limit, 0, 1, 0), 0, 0, limit, THRESHOLD),
         devices=tuple(
             DeviceSample(
                 disks[name], write_bytes=int(rate * dt_s), busy_share=1.0, sync=sync,
@@ -789,11 +763,11 @@ def tick(
 
 def ticks(
     memory: Memory, count: int, rates: Dict[str, float], begin_s: float = 1000.0,
-    sync: Optional[SyncSample] = SyncSample(), dirty: int = 0,  # noqa: B008
+    sync: Optional[SyncSample] = SyncSample(),  # noqa: B008
 ) -> Tuple[Dict[str, Estimate], Memory]:  # fmt: skip
     estimates: Dict[str, Estimate] = {}
     for number in range(count):
-        estimates, memory = tick(memory, rates, begin_s + number, sync=sync, dirty=dirty)
+        estimates, memory = tick(memory, rates, begin_s + number, sync=sync)
     return estimates, memory
 
 
@@ -881,22 +855,12 @@ def test_a_lone_flood_that_lasts_shows_the_drain_rate() -> None:
     assert not estimates["sda"].demand
 
 
-def test_a_lone_flood_that_does_not_wait_for_the_device_only_raises_it() -> None:
+def test_a_lone_flood_only_ever_raises_it() -> None:
     _, memory = ticks(Memory(), 40, {"sda": R})
     estimates, memory = ticks(memory, 60, {"sda": R / 4}, 1040.0)
     assert estimates["sda"].drain_rate == pytest.approx(R, rel=0.01)
     estimates, _ = ticks(memory, 40, {"sda": 2 * R}, 1100.0)
     assert estimates["sda"].drain_rate == pytest.approx(2 * R, rel=0.01)
-
-
-def test_a_lone_flood_that_waits_for_the_device_lowers_it_as_well() -> None:
-    """At first a large cache takes more than R."""
-    dirty = int(SEEK_MOST_S * R)
-    _, memory = ticks(Memory(), 40, {"sda": R}, dirty=dirty)
-    estimates, memory = ticks(memory, 60, {"sda": R / 4}, 1040.0, dirty=dirty)
-    assert estimates["sda"].drain_rate == pytest.approx(R / 4, rel=0.01)
-    estimates, _ = ticks(memory, 60, {"sda": R / 16}, 1100.0)
-    assert estimates["sda"].drain_rate == pytest.approx(R / 4, rel=0.01)
 
 
 def test_lone_floods_that_end_sooner_show_nothing() -> None:

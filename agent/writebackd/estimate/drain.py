@@ -22,7 +22,6 @@ from writebackd.estimate.cache_size import counted, with_drain_rate, with_first_
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
-    EVEN,
     FADE_S,
     FASTER,
     FELL,
@@ -57,7 +56,6 @@ class Writes:
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
     telling: bool  # flooded, and the device or the limit held it: its rate tells of them
-    backlog: bool = False  # the device was busy, and had more to write: it set the rate
 
 
 
@@ -94,8 +92,6 @@ def measure_writes(
     come: pages wait (dirty and under writeback, at least a quarter of the background limit), or
     writers slept `throttled_s` for the limit, all together; `most_held_s` is the longest sleep of
     one.  A small limit is often found empty by a look once a second, so the sleep tells it better.
-    Below the background limit pages wait until they are 30 s old, and then come all at once: a
-    busy device with a quarter of a second of them before it (SEEK_MOST_S) is flooded as well.
     """
     rate = group_bytes / dt_s
     background = rate
@@ -109,9 +105,8 @@ def measure_writes(
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     throttled = throttled_s >= HELD_BACK_SHARE * dt_s
-    backlog = sample.busy_share >= BUSY_SHARE and waiting >= SEEK_MOST_S * background
     flooded = background >= FLOOD_RATE and (
-        throttled or backlog or waiting >= vm.background_threshold_bytes / 4
+        throttled or waiting >= vm.background_threshold_bytes / 4
     )
     return Writes(
         rate=rate,
@@ -123,7 +118,6 @@ def measure_writes(
         # whether that is seen or not.
         held_back=throttled
         or waiting >= (vm.threshold_bytes + vm.background_threshold_bytes) / 2,
-        backlog=backlog,
     )
 
 
@@ -188,13 +182,8 @@ def update_drain(
         full_s = d.full_s + (dt_s if full else -dt_s)
     own = pace is not None or is_in_force(limit_bytes, memory)
     ticks = d.full_ticks if full else ()
-    # In its first second the cache still takes some; and a writer's own rate is not the disk's, but
-    # without writers the flusher's is.
-    if full and full_s > 1.0 and (own or writes.held_back or writes.backlog):
-        alone = writes.backlog and not own
-        # A cache that still fills, behind the link, has no steady rate.
-        if alone and ticks and not 1 / EVEN < rate / ticks[-1][0] < EVEN:
-            ticks = ()
+    # In its first second the cache still takes some; and a writer's own rate is not the disk's.
+    if full and full_s > 1.0 and (own or writes.held_back):
         ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(

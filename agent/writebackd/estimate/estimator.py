@@ -189,9 +189,7 @@ def _estimate_device(
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
     drain_rate = memory.drain_rate
     if pressing and not demand and now_s - began >= CACHE_S:
-        # At first the cache takes more than R, later the media set the rate; a slow writer never.
-        least = 0.0 if writes.backlog else drain_rate or 0.0
-        drain_rate = max(least, smooth_rate)
+        drain_rate = max(drain_rate or 0.0, smooth_rate)
     memory = replace(
         memory,
         drain_rate=drain_rate,
