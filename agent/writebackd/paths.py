@@ -45,9 +45,10 @@ def others_may_change(
     """Who but root (or we) may write a file or put another in its place, and the remedy; None:
     nobody. Of a path without links; of one with links, who may change those. Raises OSError.
 
-    `top` and what is above it is trusted. `sticky`: so are sticky directories like /tmp, where
-    nobody can replace what is root's, but anybody may make what is not there. `place` is where
-    the remedy sends files whose directories are other people's: nobody shall take those away.
+    `top` and what is above it is trusted. `sticky`: so are sticky directories above `path`, like
+    /tmp, where nobody can replace what is root's, but anybody may make what is not there. `place`
+    is where the remedy sends files whose directories are other people's: nobody shall take those
+    away.
     """
     directories = list(reversed(path.parents))
     if top in directories:
@@ -59,7 +60,7 @@ def others_may_change(
             remedy = moving if each != path else f"chown -h root {each}"
             return f"uid {found.st_uid} owns {each}: {remedy}"
         wide = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
-        safe = sticky and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        safe = sticky and each != path and found.st_mode & stat.S_ISVTX
         if wide and not safe:
             remedy = moving if each != path else f"chmod go-w {each}"
             return f"others than root may write {each}: {remedy}"

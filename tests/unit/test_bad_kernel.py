@@ -13,7 +13,7 @@ import logging
 import random
 import struct
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -256,6 +256,33 @@ def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
         reprobe.join(10.0)
         counted += seen(probe)
     assert probe is opened[1].probe and counted == completed
+
+
+def test_a_filesystem_that_is_mounted_again_is_hooked_again() -> None:
+    """An opening in between, for a disk, found it gone, and did without its hooks."""
+    devices: Tuple[Device, ...] = (
+        Device("sda", "8:0", "8:0", filesystems=(("8:1", "ext4", "/"),)),
+    )
+    mounted = devices
+
+    def on(kind: str) -> Tuple[Device, ...]:
+        return (*devices, Device("sdb", "8:16", "8:16", filesystems=(("8:17", kind, "/b"),)))
+
+    def open_probe() -> Any:
+        probe: Any = BpfProbe.__new__(BpfProbe)
+        types = {kind for device in mounted for _, kind, _ in device.filesystems}
+        probe.covers = types.issuperset
+        probe.go_on_from = lambda earlier: None
+        probe.close = probe.read = lambda: None
+        return probe
+
+    probe: Any = open_probe()
+    reprobe = Reprobe(open_probe, devices)
+    for mounted in (on("xfs"), devices, on("btrfs"), on("xfs")):
+        for _ in range(3):
+            probe = reprobe.better(probe, mounted)
+            reprobe.join(10.0)
+    assert probe.covers(["ext4", "xfs"])
 
 
 KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4,

@@ -218,6 +218,7 @@ def test_the_daemon_takes_no_file_that_others_may_change(
 @pytest.mark.parametrize("option", ["--runtime-dir", "--state-dir"])
 @pytest.mark.parametrize("spoil", [
     lambda path: os.chown(path, 1000, 1000), lambda path: path.chmod(0o777),
+    lambda path: path.chmod(0o1777),  # as /tmp is
 ])  # fmt: skip
 def test_a_directory_that_others_may_change_is_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

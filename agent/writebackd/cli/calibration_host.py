@@ -26,7 +26,7 @@ from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.mounts import mount_of
-from writebackd.paths import LEDGER, OFF, OFF_ON_DISK
+from writebackd.paths import LEDGER, OFF, OFF_ON_DISK, RUNTIME_DIR
 from writebackd.policy.schema import Policy, PolicyError
 from writebackd.trial.calibration import TICK_S
 from writebackd.trial.calibration_values import Order, Own
@@ -69,7 +69,10 @@ class CalibrationHost:
 
     def _hold(self, policy: Policy, runtime_dir: Path) -> None:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        off = KillSwitch(runtime_dir / OFF, self._files.path(OFF_ON_DISK))
+        off = KillSwitch(
+            runtime_dir / OFF, self._files.path(OFF_ON_DISK),
+            self._files.path(str(RUNTIME_DIR / OFF)),
+        )
         self._open.callback(off.close)
         self._off = off
         try:

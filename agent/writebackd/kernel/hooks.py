@@ -287,6 +287,8 @@ def _choose_sync(
     needed = [name for name in unhooked if name in mounted or tier != AUTO]
     if seen and not needed:
         choice.misses.append(f"fsync on filesystems other than {seen}")
+        if "bdev" in unhooked:
+            choice.misses.append("fsync on block devices")
         return
     everywhere = ", ".join(unhooked) or "all filesystems"
     if tier not in (AUTO, SYSCALL):

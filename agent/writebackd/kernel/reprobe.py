@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Opens the probe again when a filesystem module appears that was not hooked.
+"""Opens the probe again when a filesystem is mounted that was not hooked.
 
 Opening takes 1 to 3 s, and closing waits for the kernel hook by hook: threads do both.
 """
@@ -46,6 +46,7 @@ class Reprobe:
             return probe
         self._devices = devices
         types = {kind for device in devices for _, kind, _ in device.filesystems}
+        self._tried &= types  # what is mounted again later may have lost its hooks meanwhile
         if not probe.covers(sorted(types - self._tried)):
             self._tried |= types  # what is refused now will be refused again
             log.info("reopening the probe for %s", ", ".join(sorted(types)))
