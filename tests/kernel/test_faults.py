@@ -389,7 +389,7 @@ def test_container_with_a_proc_of_its_own(start: Start, home: Home, found: VmLim
 @contextlib.contextmanager
 def full_tmpfs(directory: Path) -> Iterator[None]:
     directory.mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(directory))
+    run("mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", str(directory))
     try:
         with contextlib.suppress(OSError), open(directory / "ballast", "wb", buffering=0) as file:
             while True:
