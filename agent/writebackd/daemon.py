@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from writebackd.actuate import kill_switch
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions, Executor, taken_over
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.kill_switch import KillSwitch
 from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.watcher_supervisor import SERVICE_S, WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
@@ -40,9 +40,6 @@ from writebackd.paths import (
     LEARNED,
     LEDGER,
     METRICS,
-    OFF,
-    OFF_ON_DISK,
-    RUNTIME_DIR,
     SAMPLES,
     SOCKET,
 )
@@ -117,11 +114,7 @@ class Daemon:
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         in_service = "NOTIFY_SOCKET" in os.environ
         self._watch = WatcherSupervisor(options.runtime_dir, SERVICE_S if in_service else 0.0)
-        # That of the host as well: who makes it in a hurry knows of no other directory.
-        self._off_switch = KillSwitch(
-            options.runtime_dir / OFF, self._files.path(OFF_ON_DISK),
-            self._files.path(str(RUNTIME_DIR / OFF)),
-        )
+        self._off_switch = kill_switch.of_host(self._files, options.runtime_dir)
         self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._monitor = HostMonitor(
             self._files, options.probe, options.fsync_hook, self.policy.probe, self._devices,

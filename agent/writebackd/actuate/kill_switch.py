@@ -12,6 +12,9 @@ import threading
 from pathlib import Path
 from typing import Optional
 
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import OFF, OFF_ON_DISK, RUNTIME_DIR
+
 # The file in /etc is looked at so often.
 _LOOK_S = 1.0
 
@@ -45,6 +48,12 @@ class KillSwitch:
     def _look(self) -> None:
         while not self._closing.wait(_LOOK_S):
             self._seen_on_disk = _is_there(self._on_disk, self._seen_on_disk)
+
+
+def of_host(files: KernelFiles, runtime_dir: Path) -> KillSwitch:
+    """That of the host, whatever `runtime_dir` is: who makes the file in a hurry knows no other."""
+    in_memory = files.path(str(RUNTIME_DIR / OFF))
+    return KillSwitch(runtime_dir / OFF, files.path(OFF_ON_DISK), in_memory)
 
 
 def _is_there(path: Path, before: bool) -> bool:

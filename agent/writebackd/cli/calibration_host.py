@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from writebackd import formats
+from writebackd.actuate import kill_switch
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.kill_switch import KillSwitch
 from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
@@ -26,7 +26,7 @@ from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.mounts import mount_of
-from writebackd.paths import LEDGER, OFF, OFF_ON_DISK, RUNTIME_DIR
+from writebackd.paths import LEDGER
 from writebackd.policy.schema import Policy, PolicyError
 from writebackd.trial.calibration import TICK_S
 from writebackd.trial.calibration_values import Order, Own
@@ -69,10 +69,7 @@ class CalibrationHost:
 
     def _hold(self, policy: Policy, runtime_dir: Path) -> None:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        off = KillSwitch(
-            runtime_dir / OFF, self._files.path(OFF_ON_DISK),
-            self._files.path(str(RUNTIME_DIR / OFF)),
-        )
+        off = kill_switch.of_host(self._files, runtime_dir)
         self._open.callback(off.close)
         self._off = off
         try:
