@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -23,6 +24,7 @@ from writebackd.cli import calibration_host, ctl
 from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
 from writebackd.cli.calibration_loads import Loads
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.kernel.files import KernelFiles
 from writebackd.policy import load_policy
 from writebackd.report.calibration_store import (
     MOST_RUNS,
@@ -241,6 +243,24 @@ def test_limits_that_an_earlier_daemon_kept_are_not_touched(
     with pytest.raises(Refused, match=r"in force .*: `sudo writebackctl restore` first"):
         CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["ledger.json"]
+
+
+def test_it_ends_when_the_kill_switch_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HostLock", "HostMonitor", "LeaseHolder", "WatcherSupervisor", "Actuator"):
+        monkeypatch.setattr(calibration_host, name, MagicMock())
+    monkeypatch.setattr(calibration_host, "KernelFiles", lambda: KernelFiles(tmp_path))
+    off = tmp_path / "run" / "writebackd" / "off"
+    off.parent.mkdir(parents=True)
+    host = CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path / "other")
+    try:
+        host.tick(Order())
+        off.touch()
+        with pytest.raises(Refused, match=f"{off} exists: remove it first"):
+            host.tick(Order())
+    finally:
+        host.close()
 
 
 @pytest.mark.parametrize("device, cause, what, start_s, refused", [
