@@ -50,8 +50,8 @@ def pytest_make_collect_report() -> Generator[None, Any, None]:
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Tell tests/run, which names a file for it, which tests only the full suite has."""
     path = os.environ.get("LEFT_OUT")
-    # Each of pytest-xdist's workers collects all tests.
-    if not path or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+    # Each of pytest-xdist's workers collects all tests: the first one tells.
+    if not path or getattr(items[0].config, "workerinput", {}).get("workerid", "gw0") != "gw0":
         return
     with open(path, "a", encoding="utf-8") as file:
         for item in items:
