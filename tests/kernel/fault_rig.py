@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
+import pytest
+
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.lease import read_watch
@@ -264,3 +266,16 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
     if number == signal.SIGKILL:
         wait_for(lambda: not is_alive(pid))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def found() -> Iterator[VmLimits]:
+    with limits_kept() as found:
+        yield found

@@ -35,10 +35,11 @@ from tests.kernel.fault_rig import (
     VM,
     Home,
     Running,
+    found,
+    home,
     is_alive,
     kill,
     limits,
-    limits_kept,
     wait_for,
 )
 from tests.kernel.scratch import run
@@ -48,23 +49,11 @@ from writebackd.report.learned_store import encode
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 
+__all__ = ["found", "home"]  # fixtures
 # Twenty ticks.
 A_WHILE_S = 1.0
 
 Start = Callable[..., Running]
-
-
-@pytest.fixture
-def found() -> Iterator[VmLimits]:
-    with limits_kept() as found:
-        yield found
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
-    yield home
-    home.close()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Iterator
 
 import pytest
@@ -22,6 +21,7 @@ from tests.kernel.fault_rig import (
     LEASE_S,
     Home,
     Starter,
+    home,
     is_alive,
     kill,
     limits,
@@ -32,17 +32,11 @@ from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.paths import LEDGER
 from writebackd.types.levers import VmLimits
 
+__all__ = ["home"]  # a fixture
 SEED = 20260103
 # From before the first import of a module to well into the loop.
 LIFE_S = 0.6
 KINDS = ("daemon", "daemon", "watcher", "both")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
-    yield home
-    home.close()
 
 
 @pytest.fixture

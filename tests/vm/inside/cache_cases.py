@@ -21,6 +21,8 @@ from tests.kernel.fault_rig import (
     Home,
     Running,
     Starter,
+    found,
+    home,
     is_alive,
     kill,
     limits,
@@ -34,14 +36,11 @@ from tests.vm.inside.cache_rig import (
     dirty_bytes,
     dm_cache,
     followed,
-    found,
-    home,
     settings,
-    starter,
     write,
     writecache,
 )
-from tests.vm.inside.rig import MIB, devno_of, state, wait_for, wish, wishes_for
+from tests.vm.inside.rig import MIB, devno_of, starter, state, wait_for, wish, wishes_for
 from writebackd.actuate.ledger import load
 from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, SECTOR, destage_rate
 from writebackd.estimate.true_fill import FULL_SHARE

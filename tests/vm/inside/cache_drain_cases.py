@@ -14,7 +14,7 @@ from typing import Callable, Iterator
 
 import pytest
 
-from tests.kernel.fault_rig import HOME_S, Home, Running, kill
+from tests.kernel.fault_rig import HOME_S, Home, Running, found, home, kill
 from tests.kernel.scratch import run
 from tests.vm.inside.cache_rig import (
     bcache,
@@ -22,8 +22,6 @@ from tests.vm.inside.cache_rig import (
     disk,
     dm_cache,
     followed,
-    found,
-    home,
     settings,
     writecache,
 )

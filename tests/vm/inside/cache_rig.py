@@ -13,17 +13,14 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, Iterator, Optional
 
-import pytest
-
-from tests.kernel.fault_rig import FILES, Home, Starter, limits_kept
+from tests.kernel.fault_rig import FILES
 from tests.kernel.scratch import run
-from tests.vm.inside.rig import MIB, WISHING, wait_for
+from tests.vm.inside.rig import MIB, wait_for
 from writebackd.control.destage import SECTOR
 from writebackd.kernel import bcache_files
 from writebackd.paths import CACHES
 from writebackd.storage.backing_watch import look_at_caches
 from writebackd.storage.linux_storage import read_bcache
-from writebackd.types.levers import VmLimits
 from writebackd.types.storage import Backing, Device
 
 NULLB = Path("/sys/kernel/config/nullb")
@@ -139,23 +136,3 @@ def dirty_bytes() -> int:
     (found,) = read_bcache(FILES)
     assert found.dirty_bytes is not None
     return found.dirty_bytes
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def found() -> Iterator[VmLimits]:
-    with limits_kept() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    starter = Starter(WISHING)
-    yield starter
-    starter.close()

@@ -16,16 +16,16 @@ from typing import Iterator
 
 import pytest
 
-from tests.kernel.fault_rig import PIN, Home, Starter, is_alive, kill, limits, limits_kept
+from tests.kernel.fault_rig import PIN, Home, Starter, found, home, is_alive, kill, limits
 from tests.vm.inside.rig import (
     CGROUPS,
     MIB,
-    WISHING,
     devno_of,
     group,
     insert,
     io_max,
     remove,
+    starter,
     state,
     wait_for,
     wish,
@@ -35,31 +35,12 @@ from writebackd.actuate.ledger import load
 from writebackd.paths import LEDGER
 from writebackd.types.levers import LeverKind, VmLimits
 
+__all__ = ["found", "home", "starter"]  # fixtures
 # The module, its disk, and options that make it a disk one can flood.
 DISKS = [
     ("null_blk", "nullb*", ("memory_backed=1", "gb=1", "nr_devices=1")),
     ("scsi_debug", "sd*", ("dev_size_mb=64", "delay=1")),
 ]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def found() -> Iterator[VmLimits]:
-    with limits_kept() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    starter = Starter(WISHING)
-    yield starter
-    starter.close()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
+import pytest
+
+from tests.kernel.fault_rig import Starter
 from tests.kernel.scratch import run
 from writebackd.types.levers import LeverKind
 
@@ -185,3 +188,10 @@ def group(name: str) -> Iterator[str]:
         yield f"/{name}"
     finally:
         os.rmdir(CGROUPS / name)
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    starter = Starter(WISHING)
+    yield starter
+    starter.close()
