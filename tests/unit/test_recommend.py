@@ -280,8 +280,8 @@ def test_a_sysctl_file_has_the_two_lines_and_the_way_back() -> None:
     text = FILES["sysctl"](advise(held()), replace(AROUND, conflicts=(TUNED,)))
     plain = [line for line in text.splitlines() if not line.startswith("#")]
     assert plain == ["vm.dirty_bytes = 4194304", "vm.dirty_background_bytes = 2097152"]
-    assert "\n#     sysctl -w vm.dirty_ratio=20 vm.dirty_background_ratio=10\n" in text
-    assert "Contradicted: tuned sets" in text
+    assert "\n# undo: sysctl -w vm.dirty_ratio=20 vm.dirty_background_ratio=10\n" in text
+    assert "# conflict: tuned sets" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
@@ -465,24 +465,14 @@ def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: R
 def test_thin_evidence_is_exit_code_1_and_makes_no_file(tmp_path: Path, run: Run) -> None:
     written(tmp_path / "history.db", rows(60))
     code, out, _ = run()
-    assert code == 1 and "missing  evidence:" in out and "1d0h of history" in out
-    code, out, err = run("--format", "sysctl", "-o", str(tmp_path / "file"))
-    assert (code, out) == (1, "") and "evidence; still needed: 1d0h of history" in err
-    assert not (tmp_path / "file").exists()
+    assert code == 1 and "\nmissing  1d0h of history" in out
+    for form in ("text", "json", *FILES):
+        code, out, err = run("--format", form, "-o", str(tmp_path / "file"))
+        assert (code, out) == (1, "") and "evidence; still needed: 1d0h of history" in err
+        assert not (tmp_path / "file").exists()
+    assert run("--format", "sysctl")[:2] == (1, "")
     code, out, err = run("--json")
     assert code == 1 and json.loads(out)["enough"] is False
-
-
-@pytest.mark.parametrize("form", FILES)
-def test_no_file_is_made_without_a_limit(
-    history: Path, run: Run, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    monkeypatch.setattr(
-        verb, "recommend", lambda *_: replace(advise([]), missing=(), observed_s=9 * DAY)
-    )
-    code, out, err = run("--format", form, "-o", str(history.parent / "file"))
-    assert (code, out) == (1, "") and "still needed: a limit" in err
-    assert not (history.parent / "file").exists()
 
 
 @pytest.mark.parametrize("form", ["text", "json", *FILES])
@@ -493,9 +483,7 @@ def test_it_replaces_its_own_files_only(history: Path, run: Run, form: str) -> N
     assert "wb-" in file.read_text()
     file.write_text("vm.swappiness = 10\n")
     code, _, err = run("--format", form, "-o", str(file))
-    assert code == 1 and "--force" in err and file.read_text() == "vm.swappiness = 10\n"
-    assert run("--format", form, "-o", str(file), "--force")[0] == 0
-    assert "wb-" in file.read_text()
+    assert code == 1 and "remove it, or" in err and file.read_text() == "vm.swappiness = 10\n"
 
 
 @pytest.mark.parametrize(
@@ -535,15 +523,6 @@ def test_our_tuned_profile_never_includes_itself(history: Path, run: Run, etc: P
     assert "\ninclude=mine\n" in elsewhere.read_text()
 
 
-def test_a_tuned_profile_that_is_replaced_leaves_its_base(
-    history: Path, run: Run, etc: Path
-) -> None:
-    own = put(etc / "tuned" / "wb" / "tuned.conf", "[main]\ninclude=base, other\n")
-    put(etc / "tuned" / "active_profile", "wb\n")
-    assert run("--format", "tuned", "-o", str(own), "--force")[0] == 0
-    assert "\ninclude=base,other\n" in own.read_text()
-
-
 @pytest.mark.parametrize("active", ["mine", "other", "other mine"])
 def test_a_profile_that_the_active_one_includes_is_not_replaced(
     history: Path, run: Run, etc: Path, active: str
@@ -577,11 +556,11 @@ def test_a_file_does_not_contradict_the_one_that_it_replaces(
     if link:
         (history.parent / "link").symlink_to(etc / "sysctl.d")
         output = history.parent / "link" / file.name
-    assert "Contradicted: vm.dirty_bytes=8388608 is" in run("--format", "sysctl")[1]
+    assert "conflict: vm.dirty_bytes=8388608 is" in run("--format", "sysctl")[1]
     assert run("--format", "sysctl", "-o", str(output))[0] == 0
     said = " ".join(file.read_text().replace("\n# ", " ").split())
     assert "vm.dirty_bytes=8388608" not in said and "90-writebackd" not in said
-    assert "Contradicted: vm.dirty_background_bytes=1048576 is set at boot" in said
+    assert "conflict: vm.dirty_background_bytes=1048576 is set at boot" in said
 
 
 def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:
@@ -612,10 +591,6 @@ def test_the_way_back_is_carried_over(
         assert run("--format", form, "-o", str(file))[0] == 0
         left_ledger(history.parent, VmLimits(4 * MB, 0, 2 * MB, 0), boot_id(KernelFiles()))
     assert "vm.dirty_ratio=33 vm.dirty_background_bytes=1073741824" in file.read_text()
-    # Of somebody else's file nothing is taken.
-    file.write_text("#     sysctl -w vm.dirty_ratio=55 vm.dirty_background_ratio=5\n")
-    assert run("--format", form, "-o", str(file), "--force")[0] == 0
-    assert "vm.dirty_bytes=4194304 vm.dirty_background_bytes=2097152" in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -625,14 +600,14 @@ def test_the_way_back_is_that_of_the_recommendation_in_force(
     history: Path, run: Run, etc: Path, monkeypatch: pytest.MonkeyPatch, form: str, name: str
 ) -> None:
     put(etc / "tuned" / "active_profile", "wb\n")
-    file = put(etc / name, "")
+    file = put(etc / name, f"# {MADE_BY}\n")
     monkeypatch.setattr(verb, "read_limits", lambda _: VmLimits(0, 33, 0, 7))
-    assert run("--format", form, "-o", str(file), "--force")[0] == 0
+    assert run("--format", form, "-o", str(file))[0] == 0
     monkeypatch.setattr(verb, "read_limits", lambda _: VmLimits(4 * MB, 0, 2 * MB, 0))
     before = "sysctl -w vm.dirty_ratio=33 vm.dirty_background_ratio=7"
     assert json.loads(run("--json")[1])["undo"] == before
     assert f"\nundo     {before}\n" in run()[1]
-    assert f"# {before}" in run("--format", "sysctl")[1].replace("#     ", "# ")
+    assert f"# undo: {before}\n" in run("--format", "sysctl")[1]
     # Somebody else's file says nothing.
     file.write_text(file.read_text().replace("writebackctl", "other"))
     assert json.loads(run("--json")[1])["undo"] != before
@@ -665,8 +640,9 @@ def test_a_daemon_that_does_not_answer_is_no_reason_to_guess(
 def test_a_long_way_back_is_read_though_the_screen_breaks_it() -> None:
     limits = VmLimits(1234567890123, 0, 1234567890122, 0)
     wrapped = undo(limits).replace(" vm.dirty_background", "\n         vm.dirty_background")
-    assert undone_to(f"why      x\nundo     {wrapped}\n") == limits
-    assert undone_to(f"# Contradicted: {undo(limits)}\n") is None
+    assert undone_to(f"made by  {MADE_BY}\nundo     {wrapped}\n") == limits
+    assert undone_to(f"# {MADE_BY}\n# conflict: {undo(limits)}\n") is None
+    assert undone_to(f"# undo: {undo(limits)}\n") is None  # somebody else's
 
 
 # Prints what is opened for writing, renamed, started or below /dev, and how SQLite opens.

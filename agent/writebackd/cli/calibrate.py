@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Cause
@@ -43,7 +43,6 @@ _LEAST_BYTES, _LEAST_S = 256 << 20, 30.0
 def run(options: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise CommandError("calibrate needs root: try again with sudo", NOT_PERMITTED)
-    options.json = options.json or options.format == "json"
     directory: Path = options.directory
     if not directory.is_dir():
         raise CommandError(f"calibrate: {directory} is not a directory", USAGE)
@@ -95,7 +94,8 @@ class _Course:
         self._options, self._device, self._policy = options, device, policy
         self._calibration = Calibration(policy, device.name, budget)
         self._shown = 0  # of the ladder's limits
-        self._kept: Tuple[Calibrated, ...] = ()
+        self._runs = 0  # that are kept
+        self._kept: Optional[Calibrated] = None  # their median
         self._is_seeded = False  # what the daemon learned
 
     def run(self) -> int:
@@ -159,11 +159,10 @@ class _Course:
             None if result.limit_bytes is None else float(result.limit_bytes),
         )  # fmt: skip
         try:
-            self._kept = add(path, self._device.identity, run)
-            found = median(self._kept)
-            assert found is not None
+            runs = add(path, self._device.identity, run)
+            self._runs, self._kept = len(runs), median(runs) or run
             path = path.with_name(LEARNED)
-            seed(path, self._device.identity, found)
+            seed(path, self._device.identity, self._kept)
             self._is_seeded = True
         except (OSError, ValueError) as error:
             return [f"the result is not kept in {path}: {error}"]
@@ -212,12 +211,16 @@ class _Course:
                 f" of their idle rate, the flood at"
                 f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the disk's"
             )
-        if self._kept:
-            found = median(self._kept)
-            runs = f"{len(self._kept)} runs, medians" if len(self._kept) > 1 else "1 run"
+        if self._kept is not None:
+            kept = [f"{formats.size(self._kept.drain_rate)}/s"]
+            if self._kept.cache_bytes:
+                kept.append(f"cache {formats.size(self._kept.cache_bytes)}")
+            if self._kept.limit_bytes:
+                kept.append(f"limit {formats.size(self._kept.limit_bytes)}")
+            runs = f"{self._runs} runs, medians" if self._runs > 1 else "1 run"
             daemon = "the daemon begins with them, and " if self._is_seeded else ""
             lines.append(
-                f"kept      {runs}: {_kept_words(found)}; {daemon}`recommend` counts them"
+                f"kept      {runs}: {', '.join(kept)}; {daemon}`recommend` counts them"
             )
         lines.append(
             f"wrote     {formats.size(result.written_bytes)} in {formats.duration(result.seconds)}"
@@ -227,20 +230,17 @@ class _Course:
         return [part for line in lines for part in wrapped(line[10:], columns, " " * 10, line[:10])]
 
     def _as_json(self, result: Result, problems: Sequence[str]) -> Dict[str, Any]:
-        found = median(self._kept)
+        same = ("device", "seconds", "written_bytes", "drain_rate", "drain_rate_most",
+                "cache_bytes", "cache_most_bytes", "tau_s", "limit_bytes", "ladder_idle_rate")
+        kept = {
+            "runs": self._runs,
+            **{name: getattr(self._kept, name)
+                for name in ("drain_rate", "cache_bytes", "limit_bytes")},
+        } if self._kept else None  # fmt: skip
         return {
-            "device": self._device.name,
+            **{name: getattr(result, name) for name in same},
             "directory": str(self._options.directory),
-            "seconds": result.seconds,
-            "written_bytes": result.written_bytes,
             "idle": _figures(result.idle),
-            "drain_rate": result.drain_rate,
-            "drain_rate_most": result.drain_rate_most,
-            "cache_bytes": result.cache_bytes,
-            "cache_most_bytes": result.cache_most_bytes,
-            "tau_s": result.tau_s,
-            "limit_bytes": result.limit_bytes,
-            "ladder_idle_rate": result.ladder_idle_rate,
             "ladder": [
                 {
                     "limit_bytes": each.limit_bytes, **_figures(each),
@@ -248,10 +248,7 @@ class _Course:
                 }
                 for each in result.rungs
             ],
-            "kept": None if found is None else {
-                "runs": len(self._kept), "drain_rate": found.drain_rate,
-                "cache_bytes": found.cache_bytes, "limit_bytes": found.limit_bytes,
-            },
+            "kept": kept,
             "problems": list(problems),
         }  # fmt: skip
 
@@ -269,14 +266,3 @@ def _cache(result: Result) -> str:
     if result.cache_bytes is not None:
         return f"{rate}, behind a write cache that took {formats.size(result.cache_bytes)}"
     return f"{rate}; no write cache seen, of more than {formats.size(result.cache_most_bytes)}"
-
-
-def _kept_words(found: Optional[Calibrated]) -> str:
-    if found is None:
-        return ""
-    words = [f"{formats.size(found.drain_rate)}/s"]
-    if found.cache_bytes:
-        words.append(f"cache {formats.size(found.cache_bytes)}")
-    if found.limit_bytes:
-        words.append(f"limit {formats.size(found.limit_bytes)}")
-    return ", ".join(words)

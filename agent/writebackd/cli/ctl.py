@@ -313,7 +313,6 @@ def _add_recommend(recommend: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE",
         help="where to write it (default: stdout); replaces only files that recommend wrote",
     )  # fmt: skip
-    recommend.add_argument("--force", action="store_true", help="replace any file")
 
 
 def _add_calibrate(calibrate: argparse.ArgumentParser) -> None:
@@ -326,9 +325,6 @@ def _add_calibrate(calibrate: argparse.ArgumentParser) -> None:
     )
     calibrate.add_argument(
         "--time", type=span, metavar="SPAN", default="90s", help="run at most (default %(default)s)"
-    )
-    calibrate.add_argument(
-        "--format", choices=("text", "json"), default="text", help="json: the same as --json"
     )
 
 

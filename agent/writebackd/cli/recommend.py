@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd import formats
 from writebackd.actuate.host_lock import first_found
@@ -24,7 +24,6 @@ from writebackd.cli.output import width
 from writebackd.cli.policy import in_force
 from writebackd.cli.report import write_page
 from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
-from writebackd.command_line import complain
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
@@ -38,11 +37,12 @@ from writebackd.kernel.tuned_profiles import (
 )
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
-from writebackd.policy import Policy, PolicyError, check
+from writebackd.policy import PolicyError, check
 from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
+from writebackd.policy.schema import DevicePolicy
 from writebackd.report.alert_answers import past_json
-from writebackd.report.calibration_store import Calibrated, median, unexpired
 from writebackd.report.calibration_store import load as calibrations
+from writebackd.report.calibration_store import median, unexpired
 from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed
 from writebackd.report.history_query import (
@@ -53,13 +53,11 @@ from writebackd.report.history_query import (
 )
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS
-from writebackd.report.learned_store import MAX_BYTES, decode
+from writebackd.report.learned_store import read_learned
 from writebackd.report.recommendation import (
     DeviceAdvice,
     Host,
     Recommendation,
-    price,
-    reason,
     recommend,
 )
 from writebackd.report.recommendation_files import (
@@ -69,33 +67,29 @@ from writebackd.report.recommendation_files import (
     as_json,
     contradicting,
     device_lines,
-    undo,
+    is_ours,
+    told,
     undone_to,
 )
 from writebackd.report.timeline import drain_spans, pin_spans, trial_spans
 from writebackd.tuning import DIRTYABLE_SHARE
-from writebackd.types.device_memory import Learned
 from writebackd.types.levers import VmLimits
 from writebackd.types.storage import Device
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_HEAD = 4096  # of a file, that says whether it is ours
-_MOST = 1 << 20  # of it, that may have its undo line
+_MOST = 1 << 20  # of a file, that may have its undo line
 
 
 def run(options: argparse.Namespace) -> int:
     form = "json" if options.json else options.format
-    earlier = "" if options.output is None else _own(options.output)
-    if earlier is None and not options.force:
-        raise CommandError(
-            f"{options.output} was not written by `{MADE_BY}`: use another name, or --force",
-            BAD_NEWS,
-        )
-    found, around = _look(options, earlier or "")
-    if form in FILES and (found.missing or not found.settings):
+    found, around = _look(options, _earlier(options.output))
+    if found.missing and (form in FILES or options.output is not None):
         # A file is put where nobody reads what it rests on.
-        raise CommandError(f"no {form} file: {_missing(found, around)}", BAD_NEWS)
+        needed = "; ".join(found.missing)
+        said = [f"no {form} file: not enough evidence; still needed: {needed}", *_left_out(around)]
+        raise CommandError(". ".join(said), BAD_NEWS)
     if form == "text":
         colour = options.output is None and wants_colour(sys.stdout, options.color)
         text = render(found, around, width(), Paint(colour)) + "\n"
@@ -107,16 +101,7 @@ def run(options: argparse.Namespace) -> int:
     if problems:
         raise CommandError(f"no policy file: {'; '.join(problems)}", BAD_NEWS)
     write_page(options.output or Path("-"), text)
-    if form == "text" and options.output is None:
-        return BAD_NEWS if found.missing else GOOD
-    if found.missing:
-        complain(f"writebackctl: {_missing(found, around)}")
     return BAD_NEWS if found.missing else GOOD
-
-
-def _missing(found: Recommendation, around: Surroundings) -> str:
-    needed = "; ".join(found.missing) or "a limit"
-    return ". ".join([f"not enough evidence; still needed: {needed}", *_left_out(around)])
 
 
 def _left_out(around: Surroundings) -> List[str]:
@@ -136,16 +121,20 @@ def _problems(text: str, options: argparse.Namespace) -> List[str]:
         return [line.replace(name, place) for line in check(name, options.config_dir, place=place)]
 
 
-def _own(output: Path) -> Optional[str]:
-    """The text of an earlier recommendation; empty where no file is, None of somebody else's."""
-    if not output.is_file():
-        return ""  # there is none, or it is no file that could be replaced
+def _earlier(output: Optional[Path]) -> str:
+    """The recommendation that -o replaces, if any. Raises CommandError for another file."""
+    if output is None or not output.is_file():
+        return ""
     try:
         with open(output, "rb") as file:
             text = file.read(_MOST).decode(errors="replace")
     except OSError:
-        return None
-    return text if MADE_BY in text[:_HEAD] else None
+        text = ""
+    if not is_ours(text):
+        raise CommandError(
+            f"{output} was not written by `{MADE_BY}`: remove it, or use another name", BAD_NEWS
+        )
+    return text
 
 
 def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Surroundings]:
@@ -156,7 +145,12 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     since_s, until_s = span(options, now_s)
     state = state_dir(options)
     devices = {each.name: each for each in scan(files)}
-    calibrated = _calibrated(state / CALIBRATIONS, devices, options.device, now_s)
+    calibrated = {
+        name: each
+        for name, runs in _of_disks(calibrations, state / CALIBRATIONS, devices).items()
+        if options.device is None or kernel_name(options.device) == name
+        for each in [median(unexpired(runs, now_s))] if each is not None
+    }  # fmt: skip
     path = state / HISTORY
     rows: Sequence[Figures] = ()
     events: Sequence[Event] = ()
@@ -173,19 +167,19 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         policy = in_force(options.runtime_dir, options.config_dir)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
-    names = {row.device for row in rows} | calibrated.keys()
-    # Who names a device wants it, as on the daemon's command line.
-    left_out = {} if options.device else _without_a_say(names, devices, policy)
-    rows = [row for row in rows if row.device not in left_out]
-    calibrated = {name: each for name, each in calibrated.items() if name not in left_out}
-    names -= left_out.keys()
-    owns = {}
-    for name in names:
+    policies: Dict[str, DevicePolicy] = {}
+    left_out: Dict[str, str] = {}
+    for name in sorted({row.device for row in rows} | calibrated.keys()):
         known = devices.get(name)
-        owns[name] = (
-            policy.for_device(name, known.devno, known.driver) if known
-            else policy.for_device(name, "")
-        )  # fmt: skip
+        why = policy.selects(known) if known else "not on this host now"
+        # Who names a device wants it, as on the daemon's command line.
+        if why is not None and not options.device:
+            left_out[name] = why
+        elif known:
+            policies[name] = policy.for_device(name, known.devno, known.driver)
+        else:
+            policies[name] = policy.for_device(name, "")
+    rows = [row for row in rows if row.device in policies]
     try:
         host, limits = host_info(files), read_limits(files)
     except (OSError, ValueError) as error:
@@ -193,8 +187,8 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     floor = max(policy.limits.floor_bytes, kernel_floor_bytes(host))
     most = min(policy.limits.ceiling_bytes, int(DIRTYABLE_SHARE * host.memory_bytes))
     found = recommend(
-        rows, Host(floor, max(floor, most), policy.limits.background), owns,
-        _learned(state / LEARNED, devices), trial_spans(events),
+        rows, Host(floor, max(floor, most), policy.limits.background), policies,
+        _of_disks(read_learned, state / LEARNED, devices), trial_spans(events),
         [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
         calibrated,
     )  # fmt: skip
@@ -213,26 +207,22 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         tuned_base=base,
         inherited=tuned_lines(files, base),
         left_out=left_out,
-        blamed={name: blamed(past, name, begin_s, end_s) for name in names},
+        blamed={name: blamed(past, name, begin_s, end_s) for name in policies},
     )
 
 
 def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
-    """The active profiles; in place of one that is ours or that -o replaces, what it includes.
+    """The active profiles; in place of one that is ours, what it includes.
 
     tuned leaves out a profile that includes itself, without a word: the one below would be lost.
     Raises CommandError where that would be so by way of another.
     """
     names: List[str] = []
     for name in active_profile(files).split():
-        path, text = tuned_file(files, name) or ("", "")
-        is_replaced = _is_at(files, path, output)
-        base = included(text) if is_replaced or MADE_BY in text[:_HEAD] else [name]
+        _, text = tuned_file(files, name) or ("", "")
+        base = included(text) if is_ours(text) else [name]
         names += base
-        # One that is replaced has been read by then, so tuned does not come back to it.
-        if not is_replaced and any(
-            _is_at(files, each, output) for each in tuned_files(files, base)
-        ):
+        if any(_is_at(files, each, output) for each in tuned_files(files, base)):
             raise CommandError(
                 f"the active tuned profile {clean(name)} includes {output}, which cannot include it"
                 " in turn: name a new profile with -o",
@@ -248,48 +238,19 @@ def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
     return os.path.realpath(files.path(path)) == os.path.realpath(output)
 
 
-def _without_a_say(
-    names: Iterable[str], devices: Mapping[str, Device], policy: Policy
-) -> Dict[str, str]:
-    """Devices that must not decide the limit of this host, each with the reason."""
-    found = {
-        name: policy.selects(devices[name]) if name in devices else "not on this host now"
-        for name in sorted(names)
-    }
-    return {name: why for name, why in found.items() if why is not None}
-
-
-def _learned(path: Path, devices: Mapping[str, Device]) -> Dict[str, Learned]:
-    """By device name; none of a disk that nothing tells apart from others."""
+def _of_disks(
+    read: Callable[[Path], Mapping[str, T]], path: Path, devices: Mapping[str, Device]
+) -> Dict[str, T]:
+    """By device name; nothing of a disk that nothing tells apart from others."""
     try:
-        with open(path, "rb") as file:
-            known = decode(file.read(MAX_BYTES + 1))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("%s cannot be read (%s): sizes of write caches are left out", path, error)
+        known = read(path)
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read (%s) and is left out", path, error)
         return {}
     return {
         name: known[device.identity] for name, device in devices.items()
         if device.identity is not None and device.identity in known
     }  # fmt: skip
-
-
-def _calibrated(
-    path: Path, devices: Mapping[str, Device], wanted: Optional[str], now_s: float
-) -> Dict[str, Calibrated]:
-    """By device name, of one or all of them: the median of the calibrations that still hold."""
-    try:
-        known = calibrations(path)
-    except (OSError, ValueError) as error:
-        log.warning("%s cannot be read (%s): calibrations are left out", path, error)
-        return {}
-    found = {
-        name: median(unexpired(known.get(device.identity or "", ()), now_s))
-        for name, device in devices.items()
-        if wanted is None or kernel_name(wanted) == name
-    }
-    return {name: each for name, each in found.items() if each is not None}
 
 
 def _original(
@@ -302,7 +263,7 @@ def _original(
     files that may be of it, the first that knows says what was before.
     """
     for text in texts:
-        carried = undone_to(text) if MADE_BY in text[:_HEAD] else None
+        carried = undone_to(text)
         if carried is not None:
             return carried
     before = _before_the_daemon(options.runtime_dir, files, now)
@@ -334,36 +295,26 @@ def _before_the_daemon(runtime_dir: Path, files: KernelFiles, now: VmLimits) -> 
 
 def render(found: Recommendation, around: Surroundings, width: int, paint: Paint) -> str:
     """For people: the two values first, then why, what it costs, and what it rests on."""
-    lines: List[str] = []
+    heading, maker = "No limit to recommend", MADE_BY
     if found.settings:
         settings = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
         size = f"({formats.size(found.limit_bytes)}, {formats.size(found.background_bytes)})"
-        lines.append(paint(f"{settings} {size}", "heading"))
-        lines += labelled("made by", f"{MADE_BY}, id {found.id}", width)
-        for label, said in (("why", reason(found)), ("price", price(found))):
-            lines += _listed(label, said, width)
-        lines += labelled("undo", undo(around.original), width)
-    else:
-        lines.append(paint(f"No limit to recommend ({MADE_BY})", "heading"))
-    lines += _listed("conflict", [each.text for each in around.conflicts], width)
-    lines += _listed("evidence", [_evidence(found), *_left_out(around)], width)
-    if found.missing:
-        lines += [paint("missing".ljust(9), "warning") + "evidence:"]
-        lines += [line for each in found.missing for line in wrapped(each, width, " " * 11,
-                                                                     " " * 9 + "- ")]
+        heading, maker = f"{settings} {size}", f"{MADE_BY}, id {found.id}"
+    lines = [paint(heading, "heading")]
+    said = {
+        "made by": [maker], **told(found, around), "evidence": [_evidence(found),
+        *_left_out(around)], "missing": found.missing,
+    }  # fmt: skip
+    for label, texts in said.items():
+        for text in texts:
+            lines += labelled(label, text, width)
+            label = ""
     if found.devices:
         lines += ["", paint(_COLUMNS, "faint"), *map(_row, found.devices)]
     for each in found.devices:
         for line in device_lines(each, around):
             lines += wrapped(line, width, "  ", f"{clean(each.name)}: ")
     return "\n".join(lines)
-
-
-def _listed(label: str, said: List[str], width: int) -> List[str]:
-    lines: List[str] = []
-    for text in said:
-        lines += labelled("" if lines else label, text, width)
-    return lines
 
 
 def _evidence(found: Recommendation) -> str:
@@ -389,7 +340,7 @@ def _row(each: DeviceAdvice) -> str:
         tau.rjust(8),
         formats.size(each.knee_bytes).rjust(6),
         formats.size(each.cache.value if each.cache else None).rjust(6),
-        formats.size(each.fixed_bytes).rjust(6),
+        formats.size(each.limit_bytes).rjust(6),
         str(each.floods).rjust(6),
         formats.duration(each.flood_s).rjust(6),
     ]

@@ -11,9 +11,9 @@ import math
 import statistics
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from writebackd.report.learned_store import MAX_BYTES, decode, encode
+from writebackd.report.learned_store import encode, read_known, read_learned
 from writebackd.report.safe_files import write_atomically
 from writebackd.tuning import KEEP_S
 from writebackd.types.device_memory import Fact, Learned
@@ -37,7 +37,6 @@ class Calibrated:
 
 
 VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s")
-Runs = Mapping[str, Tuple[Calibrated, ...]]  # by identity of the disk, oldest first
 
 
 def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
@@ -50,17 +49,15 @@ def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
 
 
 def load(path: Path) -> Dict[str, Tuple[Calibrated, ...]]:
-    """Empty where there is none. Raises OSError, or ValueError for one that is damaged."""
-    try:
-        with open(path, "rb") as file:
-            body = json.loads(file.read(MAX_BYTES + 1))
-        if body["version"] != VERSION:
-            raise ValueError(f"version {body['version']}, this release knows {VERSION}")
-        return {str(name): tuple(map(_run, rows)) for name, rows in body["disks"].items()}
-    except FileNotFoundError:
-        return {}
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__} {error}") from None
+    """By identity of the disk, oldest first. Raises OSError, or ValueError for a damaged file."""
+    return read_known(path, _decode)
+
+
+def _decode(data: bytes) -> Dict[str, Tuple[Calibrated, ...]]:
+    body = json.loads(data)
+    if body["version"] != VERSION:
+        raise ValueError(f"version {body['version']}, this release knows {VERSION}")
+    return {str(name): tuple(map(_run, rows)) for name, rows in body["disks"].items()}
 
 
 def unexpired(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:
@@ -73,7 +70,8 @@ def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
     known = {name: unexpired(runs, run.wall_s) for name, runs in load(path).items()}
     mine = (*known.pop(identity, ()), run)[-MOST_RUNS:]
     kept = [(name, runs) for name, runs in known.items() if runs][-MOST_DISKS + 1 :]
-    body = {"version": VERSION, "disks": dict([*_rows(kept), *_rows([(identity, mine)])])}
+    rows = {name: [vars(each) for each in runs] for name, runs in [*kept, (identity, mine)]}
+    body = {"version": VERSION, "disks": rows}
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_atomically(path, json.dumps(body).encode())
     return mine
@@ -84,14 +82,7 @@ def seed(path: Path, identity: str, found: Calibrated) -> None:
 
     No cache seen is no reason to forget a larger one: what was not measured stays as it is.
     """
-    known: Dict[str, Learned] = {}
-    try:
-        with open(path, "rb") as file:
-            known = decode(file.read(MAX_BYTES + 1))
-    except FileNotFoundError:
-        pass
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__} {error}") from None
+    known = read_learned(path)
     names = ("drain_rate", "cache_bytes", "baseline_s")
     facts: Dict[str, Any] = {
         name: Fact(getattr(found, name), found.wall_s) for name in names if getattr(found, name)
@@ -99,10 +90,6 @@ def seed(path: Path, identity: str, found: Calibrated) -> None:
     learned = replace(known.get(identity, Learned()), **facts)
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_atomically(path, encode({**known, identity: learned}))
-
-
-def _rows(runs: Sequence[Tuple[str, Tuple[Calibrated, ...]]]) -> List[Tuple[str, Any]]:
-    return [(name, [vars(each) for each in found]) for name, found in runs]
 
 
 def _run(row: Mapping[str, Any]) -> Calibrated:

@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
 from writebackd.report.safe_files import write_atomically
@@ -20,6 +20,7 @@ from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 VERSION = 1
@@ -138,14 +139,11 @@ class LearnedStore:
 
     def _load(self) -> Dict[str, Learned]:
         try:
-            with open(self.path, "rb") as file:
-                return decode(file.read(MAX_BYTES + 1))
-        except FileNotFoundError:
-            return {}
+            return read_learned(self.path)
         except OSError as error:
             log.warning("cannot read %s (%s); learning starts anew", self.path, error.strerror)
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except ValueError as error:
             # One name for it, so that they do not pile up.
             aside = self.path.with_name(self.path.name + ".damaged")
             moved = f"set aside as {aside.name}"
@@ -167,6 +165,22 @@ class LearnedStore:
             self.error = str(error)
             return
         self.error = None
+
+
+def read_known(path: Path, decode: Callable[[bytes], Dict[str, T]]) -> Dict[str, T]:
+    """By identity of the disk; empty where no file is. OSError, or ValueError for a damaged one."""
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(MAX_BYTES + 1))
+    except FileNotFoundError:
+        return {}
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__} {error}") from None
+
+
+def read_learned(path: Path) -> Dict[str, Learned]:
+    """As read_known."""
+    return read_known(path, decode)
 
 
 def encode(known: Mapping[str, Learned]) -> bytes:

@@ -85,7 +85,7 @@ class DeviceAdvice:
     drain_age_s: Optional[float]  # since it was seen last
     tau_s: Optional[float]  # at most: the flood gets limit / tau below the knee
     cache: Optional[Fact]  # bytes that the write cache was seen to take
-    limit_bytes: Optional[float]  # that suits this device alone
+    limit_bytes: Optional[int]  # as it is recommended for this device alone
     basis: Optional[Basis]  # of that limit
 
     @property
@@ -104,16 +104,6 @@ class DeviceAdvice:
         """Whether it has a say: it was seen for long enough what floods do beside fsyncs."""
         calibrated = self.basis is Basis.CALIBRATED
         return (calibrated or self.flood_s >= LEAST_S) and self.limit_bytes is not None
-
-    @property
-    def fixed_bytes(self) -> Optional[int]:
-        """The limit as it is recommended for this device alone.
-
-        One that a calibration tried is meant as it is: a step up may be above the knee.
-        """
-        if self.limit_bytes is None or self.basis is Basis.CALIBRATED:
-            return None if self.limit_bytes is None else int(self.limit_bytes)
-        return stepped(self.limit_bytes)
 
     def wait_s(self, limit_bytes: float) -> Optional[float]:
         """p99 of an fsync behind a full cache under this limit, about."""
@@ -160,36 +150,33 @@ def recommend(
     now_s: Optional[float] = None,
     calibrated: Optional[Mapping[str, Calibrated]] = None,
 ) -> Recommendation:
-    """Of rows oldest first; `policies` has each of their devices and of those `calibrated`,
-    `learned` and `calibrated` those known by name.
+    """Of rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
 
     `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
     touches say nothing of what writebackd asks for.
     """
-    tried = calibrated or {}
-    by_device: Dict[str, List[Figures]] = {name: [] for name in tried}
-    for row in rows:
-        by_device.setdefault(row.device, []).append(row)
+    rows = [row for row in rows if row.device in policies]
     end_s = max((row.end_s for row in rows), default=0.0)
+    observed_s = end_s - min((row.wall_s for row in rows), default=end_s)
     found = [
-        _advice(of_one, policies[name], learned.get(name, Learned()), trials, orders,
-                end_s if now_s is None else now_s, name, tried.get(name))
-        for name, of_one in by_device.items()
+        _advice([row for row in rows if row.device == name], own, learned.get(name, Learned()),
+                trials, orders, end_s if now_s is None else now_s, name,
+                (calibrated or {}).get(name))
+        for name, own in policies.items()
     ]  # fmt: skip
     found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
-    whole = Recommendation(
-        observed_s=end_s - min((row.wall_s for row in rows), default=end_s), devices=tuple(found)
-    )
     # The others wait longer than under a limit of their own; a smaller one would halve the rate of
     # this one's writers, and more.
     decider = max(
         (each for each in found if each.counts),
-        key=lambda each: (each.limit_bytes or 0.0, each.name), default=None,
+        key=lambda each: (each.limit_bytes or 0, each.name), default=None,
     )  # fmt: skip
-    whole = replace(whole, decider=decider, missing=_missing(whole.observed_s, found, decider))
+    whole = Recommendation(
+        observed_s, tuple(found), decider=decider, missing=_missing(observed_s, found, decider)
+    )
     if decider is None or decider.limit_bytes is None:
         return whole
-    wanted = decider.fixed_bytes or 0
+    wanted = decider.limit_bytes
     limit = max(min(wanted, host.ceiling_bytes), host.floor_bytes)
     bounded = "" if limit == wanted else "floor" if limit > wanted else "ceiling"
     rests_on = (limit, decider.name, decider.basis and decider.basis.value)
@@ -249,6 +236,8 @@ def _advice(
         basis = None if limit is None else Basis.WAVES
     if limit is not None:
         limit = min(max(limit, own.floor_bytes), own.ceiling_bytes)
+        # One that a calibration tried is meant as it is: a step up may be above the knee.
+        limit = int(limit) if basis is Basis.CALIBRATED else stepped(limit)
     return DeviceAdvice(
         effect=effect,
         objective_s=objective,
@@ -353,34 +342,25 @@ def reason(found: Recommendation) -> List[str]:
     if decider is None or found.limit_bytes is None:
         return []
     held = f"{formats.duration(decider.held_s)} of floods with fsyncs that writebackd limited"
-    if decider.basis is Basis.KNEE:
-        lines = [
-            f"{decider.name} drains {formats.size(decider.drain_rate)}/s. In {held}, writers still"
-            f" got that at {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a"
-            " larger one only makes fsyncs wait longer."
-        ]
-    elif decider.basis is Basis.WAVES:
-        lines = [
-            f"Floods on {decider.name} come in bursts, which memory may partly absorb:"
-            f" {formats.size(decider.limit_bytes)} is the median limit of writebackd in {held}."
-        ]
-    elif decider.basis is Basis.CALIBRATED:
-        lines = [
-            f"{decider.name} drains {formats.size(decider.drain_rate)}/s. Of the limits"
-            f" that `calibrate` tried, {formats.size(decider.fixed_bytes)} was the best for fsyncs"
-            " during a flood."
-        ]
-    else:
-        lines = [
-            f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so that"
-            f" {formats.size(decider.limit_bytes)} keep fsync p99 at about"
-            f" {latency(decider.objective_s)}, the objective. No limit was tried: `calibrate`, or a"
-            " day of `enforce`, finds a better one."
-        ]
+    drains = f"{decider.name} drains {formats.size(decider.drain_rate)}/s."
+    size = formats.size(decider.limit_bytes)
+    why: Mapping[Optional[Basis], str] = {
+        Basis.KNEE: f"{drains} In {held}, writers still got that at"
+        f" {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a larger one only"
+        " makes fsyncs wait longer.",
+        Basis.WAVES: f"Floods on {decider.name} come in bursts, which memory may partly absorb:"
+        f" {size} is the median limit of writebackd in {held}.",
+        Basis.CALIBRATED: f"{drains} Of the limits that `calibrate` tried, {size} was the best for"
+        " fsyncs during a flood.",
+        Basis.OBJECTIVE: f"{drains} Under {size} fsync p99 stays at about"
+        f" {latency(decider.objective_s)}, the objective. No limit was tried: `calibrate`, or a"
+        " day of `enforce`, finds a better one.",
+    }
+    lines = [why[decider.basis]]
     others = [
-        f"{each.name} alone would need {formats.size(each.fixed_bytes)}"
+        f"{each.name} alone would need {formats.size(each.limit_bytes)}"
         for each in found.devices
-        if each.counts and each is not decider and each.fixed_bytes != decider.fixed_bytes
+        if each.counts and each is not decider and each.limit_bytes != decider.limit_bytes
     ]  # fmt: skip
     if others:
         lines.append(f"One value cannot suit all: {', '.join(others)}.")

@@ -25,11 +25,11 @@ _WIDTH = 92  # of a comment
 # allowed-delay is at most drain-time, and the drop-in a part of every policy: no policy may have a
 # drain-time below this.
 _MOST_DELAY_S = DEVICE_KEYS["drain-time"].kind.parse(DEVICE_KEYS["drain-time"].low)
-_SETTING = re.compile(r"vm\.(dirty_\w+)=(\d{1,20})")
+_HEAD = 4096  # of a text, that says whether it is ours
 # `undo` at the beginning of its line, as the forms have it; the screen may break it.
 _UNDO = re.compile(
-    r'^(?:#     |undo +|  "undo": ")sysctl -w'
-    r"(\s+vm\.dirty_(?:bytes|ratio)=\d{1,20}\s+vm\.dirty_background_(?:bytes|ratio)=\d{1,20})\b",
+    r'^(?:# undo: |undo +|  "undo": ")sysctl -w'
+    r"((?:\s+vm\.dirty_(?:background_)?(?:bytes|ratio)=\d{1,20}){2})\b",
     re.MULTILINE,
 )
 
@@ -67,18 +67,33 @@ def undo(original: VmLimits) -> str:
     return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
 
 
+def is_ours(text: str) -> bool:
+    """Whether it is an earlier recommendation."""
+    return MADE_BY in text[:_HEAD]
+
+
 def undone_to(text: str) -> Optional[VmLimits]:
     """What the undo line of an earlier file, screen or JSON goes back to; None without one."""
-    line = _UNDO.search(text)
+    line = _UNDO.search(text) if is_ours(text) else None
     if line is None:
         return None
-    values = {name: int(value) for name, value in _SETTING.findall(line[1])}
-    return VmLimits(**{each.name: values.get(each.name, 0) for each in fields(VmLimits)})
+    values = dict(each[3:].split("=") for each in line[1].split())
+    return VmLimits(**{each.name: int(values.get(each.name, 0)) for each in fields(VmLimits)})
+
+
+def told(found: Recommendation, around: Surroundings) -> Dict[str, Sequence[str]]:
+    """What goes with the limit, by label."""
+    return {
+        "why": reason(found),
+        "price": price(found),
+        "undo": [undo(around.original)] if found.settings else [],
+        "conflict": [each.text for each in around.conflicts],
+    }
 
 
 def sysctl(found: Recommendation, around: Surroundings) -> str:
     """For /etc/sysctl.d."""
-    lines = _comments(found, around, "Undo: remove this file and run")
+    lines = _comments(found, around, "To undo, remove this file first.")
     return "\n".join([*lines, *(f"{name} = {value}" for name, value in found.settings.items()), ""])
 
 
@@ -93,7 +108,7 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
     settings = [f"{name}={value}" for name, value in found.settings.items()]
     sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}
     lines = [
-        *_comments(found, around, "Undo: activate the previous profile with tuned-adm, then"),
+        *_comments(found, around, "To undo, activate the previous profile with tuned-adm first."),
         "[main]",
         f"summary=dirty limits by {MADE_BY}, {found.id}",
         *([f"include={','.join(around.tuned_base)}"] if around.tuned_base else []),
@@ -112,14 +127,12 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
 
 def policy(found: Recommendation, around: Surroundings) -> str:
     """A drop-in for all.conf.d: the daemon begins with what suits each device, and goes on."""
-    lines = [
-        *_comments(found, around, None),
-        "# writebackd starts with these limits and adapts them.",
-    ]
+    more = "writebackd starts with these limits and adapts them."
+    lines = _comments(found, around, more, ("why", "conflict"))
     for each in found.devices:
         if not each.counts:
             continue
-        limit = each.fixed_bytes or 0
+        limit = each.limit_bytes or 0
         lines += [f"[device {formats.printable(each.name)}]", f"rest = {format_size(limit)}"]
         if each.drain_rate:
             delay_s = min(max(round(limit / each.drain_rate, 3), 0.001), _MOST_DELAY_S)
@@ -128,18 +141,20 @@ def policy(found: Recommendation, around: Surroundings) -> str:
     return "\n".join(lines)
 
 
-def _comments(found: Recommendation, around: Surroundings, undoing: Optional[str]) -> List[str]:
+def _comments(
+    found: Recommendation, around: Surroundings, more: str,
+    labels: Sequence[str] = ("why", "price", "conflict", "undo"),
+) -> List[str]:  # fmt: skip
+    by_label = told(found, around)
     said = [
         f"{found.id} by {MADE_BY} on {around.host}, {around.made}.",
-        " ".join(reason(found)),
-        *(price(found) if undoing else ()),
-        *(f"Contradicted: {each.text}" for each in around.conflicts),
+        *(f"{label}: {text}" for label in labels for text in by_label[label]),
+        more,
     ]
-    lines = [
+    return [
         f"# {line}" for text in said
         for line in textwrap.wrap(formats.printable(text), _WIDTH, break_on_hyphens=False)
     ]  # fmt: skip
-    return [*lines, *([f"# {undoing}", f"#     {undo(around.original)}"] if undoing else [])]
 
 
 FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
@@ -161,8 +176,7 @@ def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
         "price": price(found),
         "undo": undo(around.original),
         "conflicts": [
-            {"kind": each.kind, "name": each.name, "setting": each.setting, "where": each.where,
-             "text": each.text}
+            {name: getattr(each, name) for name in ("kind", "name", "setting", "where", "text")}
             for each in around.conflicts
         ],
         "observed_s": found.observed_s,
@@ -173,19 +187,12 @@ def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
 
 def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings) -> Dict[str, Any]:
     loose, known = each.effect.loose, limit_bytes is not None
+    same = ("name", "drain_rate", "drain_age_s", "tau_s", "knee_bytes", "limit_bytes",
+            "objective_s", "floods", "flood_s", "held_s")  # fmt: skip
     return {
-        "name": each.name,
-        "drain_rate": each.drain_rate,
-        "drain_age_s": each.drain_age_s,
-        "tau_s": each.tau_s,
-        "knee_bytes": each.knee_bytes,
+        **{name: getattr(each, name) for name in same},
         "cache_bytes": None if each.cache is None else each.cache.value,
-        "limit_bytes": each.fixed_bytes,
         "basis": None if each.basis is None else each.basis.value,
-        "objective_s": each.objective_s,
-        "floods": each.floods,
-        "flood_s": each.flood_s,
-        "held_s": each.held_s,
         "fsync_p99_s": each.wait_s(limit_bytes or 0) if known else None,
         "write_rate": each.rate(limit_bytes or 0) if known else None,
         "held_fsync_p99_s": each.effect.held.p99_s,
