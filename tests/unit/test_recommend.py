@@ -20,8 +20,6 @@ from history_cases import written
 from writebackd.actuate.ledger import Ledger, boot_id, save_json
 from writebackd.cli import ctl
 from writebackd.cli import recommend as verb
-from writebackd.cli.client import NoAnswer
-from writebackd.cli.exit_codes import NO_DAEMON
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import TunedLine
@@ -567,7 +565,7 @@ def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:
     Ledger(boot, 1, 0.0, "keep", originals, ((5 * MB, 2 * MB),)).save(place / "ledger.json")
 
 
-def test_without_a_daemon_the_ledger_knows_what_was_before(history: Path, run: Run) -> None:
+def test_the_ledger_knows_what_was_before(history: Path, run: Run) -> None:
     left_ledger(history.parent, VmLimits(77 * MB, 0, 0, 7), boot_id(KernelFiles()))
     before = "sysctl -w vm.dirty_bytes=80740352 vm.dirty_background_ratio=7"
     code, out, _ = run("--json")
@@ -623,18 +621,6 @@ def test_limits_that_were_set_by_hand_are_no_way_back(
             verb, "read_limits", lambda _, limit=limit: VmLimits(limit, 0, 2 * MB, 0)
         )
         assert undone in json.loads(run("--json")[1])["undo"]
-
-
-def test_a_daemon_that_does_not_answer_is_no_reason_to_guess(
-    history: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hangs(*_: object) -> Dict[str, Any]:
-        raise NoAnswer("it does not answer", 3)
-
-    monkeypatch.setattr(verb, "request", hangs)
-    code, _, err = run("--format", "sysctl", "-o", str(history.parent / "file"))
-    assert code == NO_DAEMON and "limits are unknown: it does not answer" in err
-    assert not (history.parent / "file").exists()
 
 
 def test_a_long_way_back_is_read_though_the_screen_breaks_it() -> None:

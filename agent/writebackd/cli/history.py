@@ -87,7 +87,7 @@ def history(options: argparse.Namespace) -> int:
         what, shown = "rows", len(answer)
         colour = wants_colour(sys.stdout, options.color)
         if options.figures:
-            show(render_figures(answer, width(), colour))
+            show(render_figures(answer, colour))
         else:
             entries = folded(answer)[0 if options.limit else -_LAST :]
             what, shown = "events", sum(entry.count for entry in entries)
@@ -309,7 +309,7 @@ def _day(event: Answer) -> Tuple[int, ...]:
     return time.localtime(event["wall_s"])[:3]
 
 
-def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+def render_figures(rows: Sequence[Answer], colour: bool = False) -> str:
     """One line per device and span of time, oldest first."""
     if not rows:
         return "no figures of that time: a row covers 10 s in which a device wrote or synced"

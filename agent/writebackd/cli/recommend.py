@@ -17,8 +17,7 @@ from writebackd import formats
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.arguments import kernel_name
-from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import width
 from writebackd.cli.policy import in_force
@@ -266,28 +265,14 @@ def _original(
         carried = undone_to(text)
         if carried is not None:
             return carried
-    before = _before_the_daemon(options.runtime_dir, files, now)
-    advised = VmLimits(found.limit_bytes or 0, 0, found.background_bytes or 0, 0)
-    if before == advised:
-        return first_found(files) or before
-    return before
-
-
-def _before_the_daemon(runtime_dir: Path, files: KernelFiles, now: VmLimits) -> VmLimits:
     try:
-        status = request(runtime_dir, "status")
-        return VmLimits(**status["limits"]["original"])
-    except NoDaemon:
-        pass
-    except NoAnswer as error:
-        raise CommandError(f"the original limits are unknown: {error}", NO_DAEMON) from None
-    try:
-        ledger = load(runtime_dir / LEDGER)
+        ledger = load(options.runtime_dir / LEDGER)
     except LedgerError as error:
         raise CommandError(str(error), BAD_NEWS) from None
-    if ledger is None or ledger.is_of_an_earlier_boot(files):
-        return now
-    return ledger.originals
+    if ledger is not None and not ledger.is_of_an_earlier_boot(files):
+        now = ledger.originals
+    is_advised = now == VmLimits(found.limit_bytes or 0, 0, found.background_bytes or 0, 0)
+    return (first_found(files) or now) if is_advised else now
 
 
 # ---- the screen --------------------------------------------------------------
@@ -302,9 +287,11 @@ def render(found: Recommendation, around: Surroundings, width: int, paint: Paint
         heading, maker = f"{settings} {size}", f"{MADE_BY}, id {found.id}"
     lines = [paint(heading, "heading")]
     said = {
-        "made by": [maker], **told(found, around), "evidence": [_evidence(found),
-        *_left_out(around)], "missing": found.missing,
-    }  # fmt: skip
+        "made by": [maker],
+        **told(found, around),
+        "evidence": [f"{formats.duration(found.observed_s)} of history", *_left_out(around)],
+        "missing": found.missing,
+    }
     for label, texts in said.items():
         for text in texts:
             lines += labelled(label, text, width)
@@ -317,31 +304,16 @@ def render(found: Recommendation, around: Surroundings, width: int, paint: Paint
     return "\n".join(lines)
 
 
-def _evidence(found: Recommendation) -> str:
-    text = f"{formats.duration(found.observed_s)} of history"
-    most = found.decider or next(iter(found.devices), None)
-    if most is None:
-        return f"{text}, no managed device wrote or synced"
-    return (
-        f"{text}; on {most.name} {most.floods} floods with fsyncs, for"
-        f" {formats.duration(most.flood_s)}, of it {formats.duration(most.held_s)} under"
-        " writebackd's limit"
-    )
-
-
 _COLUMNS = "DEVICE    DRAIN   SEEN   TAU ms   KNEE  CACHE  LIMIT FLOODS   TIME"
 
 
 def _row(each: DeviceAdvice) -> str:
     tau = formats.UNKNOWN if each.tau_s is None else f"<{formats.milliseconds(each.tau_s)}"
-    cells = [
-        formats.size(each.drain_rate).rjust(6),
-        formats.duration(each.drain_age_s).rjust(6),
-        tau.rjust(8),
-        formats.size(each.knee_bytes).rjust(6),
-        formats.size(each.cache.value if each.cache else None).rjust(6),
-        formats.size(each.limit_bytes).rjust(6),
-        str(each.floods).rjust(6),
-        formats.duration(each.flood_s).rjust(6),
-    ]
-    return " ".join([clean(each.name)[:8].ljust(8), *cells])
+    cells = (
+        formats.size(each.drain_rate), formats.duration(each.drain_age_s), tau,
+        formats.size(each.knee_bytes), formats.size(each.cache.value if each.cache else None),
+        formats.size(each.limit_bytes), str(each.floods), formats.duration(each.flood_s),
+    )  # fmt: skip
+    widths = (6, 6, 8, 6, 6, 6, 6, 6)
+    columns = [cell.rjust(width) for cell, width in zip(cells, widths)]
+    return " ".join([clean(each.name)[:8].ljust(8), *columns])
