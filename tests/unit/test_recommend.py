@@ -130,7 +130,7 @@ def test_a_device_without_figures_of_its_own_drains_what_was_learned() -> None:
     found = advise(calm, learned={"sda": learned}, now_s=BEGIN_S + 3 * DAY)
     (device,) = found.devices
     assert (device.drain_rate, device.drain_age_s) == (1e8, 3 * DAY)
-    assert device.cache is not None and device.cache.value == 5e8
+    assert device.cache_bytes == 5e8
     assert found.limit_bytes is None and not found.settings  # no flood met an fsync
 
 

@@ -27,13 +27,7 @@ from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
-from writebackd.kernel.tuned_profiles import (
-    active_profile,
-    included,
-    tuned_file,
-    tuned_files,
-    tuned_lines,
-)
+from writebackd.kernel.tuned_profiles import active_profile, included, read_profiles, tuned_file
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import PolicyError, check
@@ -44,21 +38,11 @@ from writebackd.report.calibration_store import load as calibrations
 from writebackd.report.calibration_store import median, unexpired
 from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed
-from writebackd.report.history_query import (
-    HistoryError,
-    read_alerts,
-    read_figures,
-    read_history,
-)
+from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.learned_store import read_learned
-from writebackd.report.recommendation import (
-    DeviceAdvice,
-    Host,
-    Recommendation,
-    recommend,
-)
+from writebackd.report.recommendation import DeviceAdvice, Host, Recommendation, recommend
 from writebackd.report.recommendation_files import (
     FILES,
     MADE_BY,
@@ -204,7 +188,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
             found, [each for each in tools if not _is_at(files, each.path, options.output)]
         ),
         tuned_base=base,
-        inherited=tuned_lines(files, base),
+        inherited=read_profiles(files, base)[1],
         left_out=left_out,
         blamed={name: blamed(past, name, begin_s, end_s) for name in policies},
     )
@@ -221,7 +205,7 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
         _, text = tuned_file(files, name) or ("", "")
         base = included(text) if is_ours(text) else [name]
         names += base
-        if any(_is_at(files, each, output) for each in tuned_files(files, base)):
+        if any(_is_at(files, each, output) for each in read_profiles(files, base)[0]):
             raise CommandError(
                 f"the active tuned profile {clean(name)} includes {output}, which cannot include it"
                 " in turn: name a new profile with -o",
@@ -311,7 +295,7 @@ def _row(each: DeviceAdvice) -> str:
     tau = formats.UNKNOWN if each.tau_s is None else f"<{formats.milliseconds(each.tau_s)}"
     cells = (
         formats.size(each.drain_rate), formats.duration(each.drain_age_s), tau,
-        formats.size(each.knee_bytes), formats.size(each.cache.value if each.cache else None),
+        formats.size(each.knee_bytes), formats.size(each.cache_bytes),
         formats.size(each.limit_bytes), str(each.floods), formats.duration(each.flood_s),
     )  # fmt: skip
     widths = (6, 6, 8, 6, 6, 6, 6, 6)

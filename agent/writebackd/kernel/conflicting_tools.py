@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.tuned_profiles import DIRTY, active_profile, tuned_lines
+from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,8 @@ def _matches(files: KernelFiles, path: str, pattern: "re.Pattern[str]") -> Itera
 
 def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
     active = active_profile(files)
-    for line in {each.setting: each for each in tuned_lines(files, active.split())}.values():
+    _, lines = read_profiles(files, active.split())
+    for line in {each.setting: each for each in lines}.values():
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"
         yield ConflictingTool(

@@ -39,21 +39,15 @@ class TunedLine(NamedTuple):
     value: str
 
 
-def tuned_lines(files: KernelFiles, profiles: Sequence[str]) -> List[TunedLine]:
-    """Those of profiles with what they include; of two that set the same the later wins."""
+def read_profiles(
+    files: KernelFiles, profiles: Sequence[str]
+) -> Tuple[List[str], List[TunedLine]]:
+    """Paths and lines of profiles and what they include; of two that set the same the last wins."""
     lines: List[TunedLine] = []
     seen: List[str] = []
     for name in profiles:
         _add_profile(files, name, seen, lines)
-    return lines
-
-
-def tuned_files(files: KernelFiles, profiles: Sequence[str]) -> List[str]:
-    """The paths of profiles and of what they include."""
-    seen: List[str] = []
-    for name in profiles:
-        _add_profile(files, name, seen, [])
-    return seen
+    return seen, lines
 
 
 def tuned_file(

@@ -34,7 +34,7 @@ from writebackd.report.effectiveness import (
     weighted_median,
 )
 from writebackd.tuning import MOST_S
-from writebackd.types.device_memory import Fact, Learned
+from writebackd.types.device_memory import Learned
 
 Spans = Sequence[Tuple[float, float]]
 
@@ -84,7 +84,7 @@ class DeviceAdvice:
     drain_rate: Optional[float]  # R, bytes per second
     drain_age_s: Optional[float]  # since it was seen last
     tau_s: Optional[float]  # at most: the flood gets limit / tau below the knee
-    cache: Optional[Fact]  # bytes that the write cache was seen to take
+    cache_bytes: Optional[float]  # that the write cache was seen to take
     limit_bytes: Optional[int]  # as it is recommended for this device alone
     basis: Optional[Basis]  # of that limit
 
@@ -156,12 +156,14 @@ def recommend(
     touches say nothing of what writebackd asks for.
     """
     rows = [row for row in rows if row.device in policies]
+    by_device: Dict[str, List[Figures]] = {name: [] for name in policies}
+    for row in rows:
+        by_device[row.device].append(row)
     end_s = max((row.end_s for row in rows), default=0.0)
     observed_s = end_s - min((row.wall_s for row in rows), default=end_s)
     found = [
-        _advice([row for row in rows if row.device == name], own, learned.get(name, Learned()),
-                trials, orders, end_s if now_s is None else now_s, name,
-                (calibrated or {}).get(name))
+        _advice(by_device[name], own, learned.get(name, Learned()), trials, orders,
+                end_s if now_s is None else now_s, name, (calibrated or {}).get(name))
         for name, own in policies.items()
     ]  # fmt: skip
     found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
@@ -248,7 +250,7 @@ def _advice(
         drain_rate=drain_rate,
         drain_age_s=None if seen_s is None else max(0.0, now_s - seen_s),
         tau_s=tau_s,
-        cache=learned.cache_bytes,
+        cache_bytes=learned.cache_bytes.value if learned.cache_bytes else None,
         limit_bytes=limit,
         basis=basis,
     )
