@@ -126,6 +126,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     # Each weekday has its jobs.
     options.since = options.since or "7d"
     since_s, until_s = span(options, now_s)
+    end_s = now_s if until_s is None else until_s
     state = state_dir(options)
     devices = {each.name: each for each in scan(files)}
     calibrated = {
@@ -153,16 +154,13 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     policies: Dict[str, DevicePolicy] = {}
     left_out: Dict[str, str] = {}
     for name in sorted({row.device for row in rows} | calibrated.keys()):
-        known = devices.get(name)
-        why = policy.selects(known) if known else "not on this host now"
+        known = devices.get(name, Device(name, "", ""))
+        why = policy.selects(known) if name in devices else "not on this host now"
         # Who names a device wants it, as on the daemon's command line.
         if why is not None and not options.device:
             left_out[name] = why
-        elif known:
-            policies[name] = policy.for_device(name, known.devno, known.driver)
         else:
-            policies[name] = policy.for_device(name, "")
-    rows = [row for row in rows if row.device in policies]
+            policies[name] = policy.for_device(name, known.devno, known.driver)
     try:
         host, limits = host_info(files), read_limits(files)
     except (OSError, ValueError) as error:
@@ -172,13 +170,10 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     found = recommend(
         rows, Host(floor, max(floor, most), policy.limits.background), policies,
         _of_disks(read_learned, state / LEARNED, devices), trial_spans(events),
-        [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
-        calibrated,
+        [*pin_spans(events), *drain_spans(events)], end_s, calibrated,
     )  # fmt: skip
     base, tools = _tuned_base(files, options.output), find_conflicting_tools(files)
     texts = [earlier, *(files.try_read(each.path) or "" for each in tools if each.path)]
-    begin_s = min((row.wall_s for row in rows), default=now_s)
-    end_s = max((row.end_s for row in rows), default=now_s)
     return found, Surroundings(
         host=socket.gethostname(),
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
@@ -190,7 +185,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         tuned_base=base,
         inherited=read_profiles(files, base)[1],
         left_out=left_out,
-        blamed={name: blamed(past, name, begin_s, end_s) for name in policies},
+        blamed={name: blamed(past, name, since_s or 0.0, end_s) for name in policies},
     )
 
 

@@ -208,12 +208,14 @@ def _misses(row: Figures) -> bool:
     return max(row.oldest_s, row.latency.quantile(0.99) or 0.0) > row.objective_s
 
 
-def weighted_median(weighed: Sequence[Tuple[float, float]]) -> Optional[float]:
-    """Of pairs of value and weight; None of none."""
-    half, passed = sum(weight for _, weight in weighed) / 2, 0.0
+def weighted_median(
+    weighed: Sequence[Tuple[float, float]], share: float = 0.5
+) -> Optional[float]:
+    """Of pairs of value and weight; None of none. `share`: of the weight that is below."""
+    wanted, passed = share * sum(weight for _, weight in weighed), 0.0
     for value, weight in sorted(weighed):
         passed += weight
-        if passed >= half:
+        if passed >= wanted:
             return value
     return max(weighed)[0] if weighed else None
 

@@ -282,17 +282,11 @@ def _tau(held: Sequence[Figures]) -> Optional[float]:
     """None where floods come in waves, or there are none."""
     if not held or _in_waves(held):
         return None
-    whole = sorted(
+    whole = [
         (row.limit_bytes / row.write_rate, row.span_s)
         for row in held if row.flooded_s >= WHOLE * row.span_s and row.write_rate
-    )  # fmt: skip
-    whole_s = sum(span_s for _, span_s in whole)
-    passed, wanted = 0.0, _TIGHTEST * whole_s
-    for tau_s, span_s in whole:
-        passed += span_s
-        if passed >= wanted:
-            return tau_s
-    return None
+    ]  # fmt: skip
+    return weighted_median(whole, _TIGHTEST)
 
 
 def _in_waves(rows: Sequence[Figures]) -> bool:
@@ -327,7 +321,7 @@ def _missing(
         )
     if most.drain_rate is None:
         missing.append(f"the drain rate of {most.name}: takes a flood of 10 s or more")
-    if decider is None and most.flood_s >= ENOUGH_FLOOD_S and most.drain_rate is not None:
+    elif decider is None and most.flood_s >= ENOUGH_FLOOD_S:
         missing.append(
             f"a limit for {most.name}: takes a flood of 10 s or more without a pause, or figures"
             " with the limit that writebackd set"
