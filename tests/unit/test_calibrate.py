@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
 from unittest.mock import MagicMock
 
@@ -226,31 +225,31 @@ def test_it_leaves_a_tenth_of_the_filesystem_free(tmp_path: Path) -> None:
         check_room(tmp_path, 1 << 60)
 
 
-class Unlocked:
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+@pytest.fixture
+def mocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dict[str, MagicMock]:
+    """What a CalibrationHost holds of this host, by class; its files are below tmp_path."""
+    names = ("HostLock", "HostMonitor", "LeaseHolder", "WatcherSupervisor", "Actuator")
+    mocks = {name: MagicMock() for name in names}
+    for name, mock in mocks.items():
+        monkeypatch.setattr(calibration_host, name, mock)
+    monkeypatch.setattr(calibration_host, "KernelFiles", lambda: KernelFiles(tmp_path))
+    monkeypatch.setattr(calibration_host, "TICK_S", 0.0)
+    return mocks
 
 
 def test_limits_that_an_earlier_daemon_kept_are_not_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mocks: Dict[str, MagicMock]
 ) -> None:
-    monkeypatch.setattr(calibration_host, "HostLock", Unlocked)
-    monkeypatch.setattr(calibration_host, "HostMonitor", None)
     (tmp_path / "ledger.json").write_text("{}")
     with pytest.raises(Refused, match=r"in force .*: `sudo writebackctl restore` first"):
         CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path)
+    assert not mocks["Actuator"].called and not mocks["LeaseHolder"].called
     assert sorted(each.name for each in tmp_path.iterdir()) == ["ledger.json"]
 
 
 def test_it_ends_when_the_kill_switch_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mocks: Dict[str, MagicMock]
 ) -> None:
-    for name in ("HostLock", "HostMonitor", "LeaseHolder", "WatcherSupervisor", "Actuator"):
-        monkeypatch.setattr(calibration_host, name, MagicMock())
-    monkeypatch.setattr(calibration_host, "KernelFiles", lambda: KernelFiles(tmp_path))
     off = tmp_path / "run" / "writebackd" / "off"
     off.parent.mkdir(parents=True)
     host = CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path / "other")
@@ -594,26 +593,19 @@ def test_a_damaged_file_is_named_and_what_is_kept_is_told(
 
 
 def test_syncs_and_their_time_are_read_at_one_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mocks: Dict[str, MagicMock]
 ) -> None:
-    loads = SimpleNamespace(
-        syncs=100, sync_s=1.0, written_bytes=0, pids=(), problem="", order=lambda *_: None
-    )
+    loads = MagicMock(syncs=100, sync_s=1.0, written_bytes=0, pids=(), problem="")
+    monkeypatch.setattr(calibration_host, "Loads", lambda *_: loads)
 
-    def slow(*_: Any) -> Any:
+    def slow(*_: Any) -> MagicMock:
         loads.syncs, loads.sync_s = 150, 1.5
-        return SimpleNamespace(vm=SimpleNamespace(limits=None))
+        return MagicMock()
 
-    host = CalibrationHost.__new__(CalibrationHost)
-    host._loads, host._last_s = loads, None  # type: ignore[assignment]
-    host._actuator = SimpleNamespace(  # type: ignore[assignment]
-        restore_limits=list, foreign=lambda _: []
-    )
-    host._monitor = SimpleNamespace(  # type: ignore[assignment]
-        refresh=lambda: None, read=slow
-    )
-    monkeypatch.setattr(host, "_pass", lambda _: None)
+    mocks["HostMonitor"].return_value.read = slow
+    host = CalibrationHost(tmp_path, SDA, MB, POLICY, tmp_path)
     host.tick(Order())
+    host.close()
     assert (host.own.syncs, host.own.sync_s, host.own.unsure) == (100, 1.0, 50)
 
 
