@@ -69,9 +69,8 @@ class CalibrationHost:
 
     def _hold(self, policy: Policy, runtime_dir: Path) -> None:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        off = kill_switch.of_host(self._files, runtime_dir)
-        self._open.callback(off.close)
-        self._off = off
+        self._off = kill_switch.of_host(self._files, runtime_dir)
+        self._open.callback(self._off.close)
         try:
             lock = self._open.enter_context(
                 contextlib.closing(HostLock(self._files, runtime_dir))
@@ -85,8 +84,9 @@ class CalibrationHost:
                 )
             # Before the lease: where bcc compiles, it would run out.
             self._monitor = HostMonitor(
-                self._files, "auto", "auto", policy.probe, (), self._excluded
-            )
+                self._files, "auto", "auto", policy.probe, (),
+                lambda each: None if each.name == self._device.name else "not calibrated",
+            )  # fmt: skip
             self._open.callback(self._monitor.sampler.probe.close)
             self._lease = LeaseHolder(runtime_dir, policy.limits.lease_s)
         except AlreadyRunning as error:
@@ -104,9 +104,6 @@ class CalibrationHost:
         if not self._lease.renew():
             self._lease.take_first()
         self._actuator.start()
-
-    def _excluded(self, device: Device) -> Optional[str]:
-        return None if device.name == self._device.name else "not calibrated"
 
     def restore(self) -> None:
         if self._holds:

@@ -186,14 +186,14 @@ def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
 
 
 def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings) -> Dict[str, Any]:
-    loose, known = each.effect.loose, limit_bytes is not None
+    loose = each.effect.loose
     same = ("name", "drain_rate", "drain_age_s", "tau_s", "knee_bytes", "cache_bytes",
             "limit_bytes", "objective_s", "floods", "flood_s", "held_s")  # fmt: skip
     return {
         **{name: getattr(each, name) for name in same},
         "basis": None if each.basis is None else each.basis.value,
-        "fsync_p99_s": each.wait_s(limit_bytes or 0) if known else None,
-        "write_rate": each.rate(limit_bytes or 0) if known else None,
+        "fsync_p99_s": each.wait_s(limit_bytes) if limit_bytes else None,
+        "write_rate": each.rate(limit_bytes) if limit_bytes else None,
         "held_fsync_p99_s": each.effect.held.p99_s,
         "found_fsync_p99_s": loose.p99_s,
         "found_floods": loose.floods,
