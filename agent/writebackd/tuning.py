@@ -20,6 +20,10 @@ FLOOD_RATE = 1 << 20
 # One dd at the knee of a 250 MB/s array slept 20 to 80 % of the time; a writer slower than the
 # device does not sleep at all.
 HELD_BACK_SHARE = 0.1
+# Bytes of the flusher that are in flight at a disk, in the mean over a tick, from which on the disk
+# sets the flusher's speed: an array had 120 to 200 MB while its cache was full, and 9 to 46 while
+# it filled; writers that are slower than their disk had less than 10.
+QUEUED_BYTES = 16 << 20
 # Of a tick.  A device whose cache is full is busy nearly all the time: 77 to 98 % were seen.  One
 # writer that sleeps for so long was held all the while; several that bring a burst at once sleep
 # as long together, and are done soon.  A flood that is on lasts at half of it.
@@ -159,8 +163,6 @@ BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
 MINIMA_SHARE, OWN_SHARE = 2, 16
 # Caps of devices with a ceiling of their own: each takes reads and writes of sysfs.
 MOST_OWN = 32
-# Levers that are remembered as somebody else's; each of a disk's has one.
-MOST_INTRUSIONS = 64
 # Seconds.  What may have passed is tried anew: a cap that was refused (an earlier test on its way
 # home, a ledger that could not be saved), and what is stuck, in which others' pages are counted.
 AGAIN_S = 300.0

@@ -13,11 +13,11 @@ import samples
 from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
 from writebackd.control import reasons
-from writebackd.control.decide import decide
+from writebackd.control.decide import MOST_INTRUSIONS, decide
 from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
-from writebackd.tuning import MOST_INTRUSIONS, RELEASE_S, WAVE_S
+from writebackd.tuning import RELEASE_S, WAVE_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceState
 from writebackd.types.device_memory import DeviceMemory

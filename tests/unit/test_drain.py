@@ -23,18 +23,18 @@ from drain_cases import (
     R,
     syncs,
 )
-from plant import DISK, HOST
+from plant import DISK, HOST, latencies
 from writebackd.control.device_decision import decide_device, kernel_floor_bytes
 from writebackd.estimate import drain
 from writebackd.estimate.drain import (
     Writes,
-    is_in_force,
     is_shown,
     measure_writes,
     slow_share,
     update_drain,
     written_by,
 )
+from writebackd.estimate.limit_shares import is_in_force
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
@@ -48,6 +48,7 @@ from writebackd.tuning import (
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
+    QUEUED_BYTES,
     SEEK,
     SEEK_MOST_S,
     SHOWN_S,
@@ -113,6 +114,32 @@ def test_little_background_writing_is_no_flood_whoever_waits() -> None:
     state = vm(dirty=THRESHOLD)
     assert not measured(state=state, rate=0.99 * FLOOD_RATE, dt_s=2.0).flooded
     assert measured(state=state, rate=1.01 * FLOOD_RATE, dt_s=2.0).flooded
+
+
+def flushing(count: int, size: int, each_s: float, busy: float = 1.0) -> DeviceSample:
+    """A second in which so many of the flusher's requests ended, of so many bytes each."""
+    flushed = ClassSample(count, count * size, latencies(each_s, count))
+    return replace(BUSY, busy_share=busy, classes={IoClass.BACKGROUND_WRITE: flushed})
+
+
+def test_a_disk_sets_the_speed_of_a_flusher_that_has_much_in_flight() -> None:
+    in_flight_s = QUEUED_BYTES / R  # Little's law
+    deep, flat = flushing(256, MB, ABOVE * in_flight_s), flushing(256, MB, BELOW * in_flight_s)
+    assert measured(deep).queued and measured(deep).flooded
+    assert not measured(flat).queued and not measured(flat).flooded
+    # The same requests in two seconds are half as deep.
+    assert not measured(deep, rate=R / 2, dt_s=2.0).queued
+    reads = ClassSample(256, 256 * MB, latencies(ABOVE * in_flight_s, 256))
+    assert not measured(replace(BUSY, classes={IoClass.READ: reads})).queued
+    # Small requests, or few behind reads, are all that the flusher has.
+    assert not measured(flushing(600, 8192, 0.25)).queued
+    assert not measured(flushing(40, MB // 2, 0.6)).queued
+    # Bursts of a writer that is slower than the disk.
+    burst = replace(deep, busy_share=0.99 * FELL)
+    assert measured(burst).flooded and not measured(burst).queued
+    # Each of an array's disks has its own queue.
+    array = replace(DISK, leaves=("sda", "sdb"), leaf_devnos=("8:0", "8:16"))
+    assert not measured(replace(deep, device=array)).queued
 
 
 def test_what_is_synced_is_no_flood_and_what_is_read_is_no_write() -> None:
@@ -187,7 +214,7 @@ NEW = DeviceMemory(baseline_s=IDLE_S, law=LawMemory(LIMIT, sought_rate=9 * R))
 def feed(
     memory: DeviceMemory, rates: Sequence[float], sync: Optional[SyncSample], limit: float = LIMIT,
     in_force: bool = True, flooded: bool = True, holds: Optional[float] = None,
-    held_back: bool = True,
+    held_back: bool = True, queued: bool = False,
 ) -> DeviceMemory:  # fmt: skip
     """Ticks of half a second, one for each of `rates`, all with the same syncs.
 
@@ -196,7 +223,7 @@ def feed(
     memory = replace(memory, law=replace(memory.law, limit_bytes=limit))
     holds = int(holds or (limit if in_force else 3 * limit))
     for rate in rates:
-        writes = Writes(rate, rate, flooded, held_back, flooded)
+        writes = Writes(rate, rate, flooded, held_back, queued, flooded)
         memory = update_drain(writes, replace(BUSY, sync=sync), memory, holds, DT_S)
     return memory
 
@@ -234,16 +261,10 @@ def test_a_tick_without_a_sync_tells_nothing_of_the_cache() -> None:
         assert after.drain.full_s == before.drain.full_s == full_s
 
 
-def test_where_no_unloaded_latency_is_known_the_lowest_median_stands_for_it() -> None:
-    new = replace(KNOWN, baseline_s=None)
-    wait, quick = syncs((0.75 * SLOW_MULTIPLE * UNLOADED_S, 50)), syncs((0.2e-3, 50))
+def test_where_no_unloaded_latency_is_known_that_of_a_write_cache_stands_for_it() -> None:
+    new, below_s = replace(KNOWN, baseline_s=None), BELOW * SLOW_MULTIPLE * UNLOADED_S
     # A limit so small that nothing is waited for on the link.
-    small = LIMIT / 4
-    # A multiple of what the first, quick ticks took.
-    begun = feed(new, seconds(2, R), quick, small)
-    assert feed(begun, seconds(3, R), wait, small).drain.full_s > 0
-    # Where all were slow from the start, of what a write cache takes.
-    assert feed(new, seconds(3, R), wait, small).drain.full_s < 0
+    assert feed(new, seconds(3, R), syncs((below_s, 50)), LIMIT / 4).drain.full_s < 0
     assert feed(new, seconds(3, R), SLOW).drain.full_s > 0
 
 
@@ -344,6 +365,27 @@ def test_where_no_limit_holds_a_writer_its_rate_is_not_the_disks() -> None:
         waves = feed(waves, seconds(1, R), SLOW, holds=LOOSE)
         waves = feed(waves, seconds(1, R / 9), SLOW, holds=LOOSE, held_back=False)
     assert waves.drain_rate == R
+
+
+def test_where_the_flusher_queues_at_the_disk_r_shows_itself_without_a_limit() -> None:
+    def flushed(memory: DeviceMemory, rates: Sequence[float], sync: SyncSample) -> DeviceMemory:
+        return feed(memory, rates, sync, holds=LOOSE, held_back=False, queued=True)
+
+    # Few syncs return from a full cache, and those of a moment may all be quick.
+    filling = flushed(NEW, [3 * R] + seconds(SHOWN_S - 1.0, R), QUICK)
+    assert flushed(filling, [R], QUICK).drain_rate is None
+    assert flushed(filling, [R], SLOW).drain_rate == pytest.approx(R, rel=0.05)
+    # In a row.
+    broken = feed(filling, [R], QUICK, holds=LOOSE, held_back=False)
+    assert flushed(broken, [R], SLOW).drain_rate is None
+    # A known one follows a cache that is seen to be full.
+    slower = flushed(KNOWN, seconds(SHOWN_S + 1.0, R / 2), SLOW)
+    assert slower.drain_rate == pytest.approx(R / 2)
+    assert flushed(KNOWN, seconds(30, R / 2), QUICK).drain_rate == R
+    # Under the law's own limit the queue says nothing.
+    assert feed(NEW, [R], SLOW, queued=True).drain.queue == ()
+    begun = feed(flushed(NEW, seconds(SHOWN_S, 3 * R), QUICK), [R], SLOW)
+    assert not is_shown(begun.drain, DT_S)
 
 
 def test_r_follows_the_disk_under_such_a_limit() -> None:
@@ -515,7 +557,7 @@ def test_a_writer_that_is_held_by_nobody_says_nothing_of_the_disk() -> None:
     for part in (0.1, 3.0):
         memory = KNOWN
         for rate in seconds(30, part * R):
-            writes = Writes(rate, rate, True, False, True)
+            writes = Writes(rate, rate, True, False, False, True)
             memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(LIMIT), DT_S)
         assert memory.drain_rate == R and memory.drain.price_s == 0.0
         assert memory.drain.enough_bytes == KNEE
@@ -524,7 +566,7 @@ def test_a_writer_that_is_held_by_nobody_says_nothing_of_the_disk() -> None:
 @pytest.mark.parametrize("dt_s", [10.0, 600.0])
 def test_a_long_tick_is_one_tick(dt_s: float) -> None:
     memory = feed(KNOWN, seconds(20, 0.8 * R), SLOW, limit=0.8 * KNEE)
-    writes = Writes(R / 2, R / 2, True, True, True)
+    writes = Writes(R / 2, R / 2, True, True, False, True)
     for _ in range(9):
         memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(0.8 * KNEE), dt_s)
     assert memory.drain.lost_s >= 0.0 and memory.drain.syncs >= 0.0

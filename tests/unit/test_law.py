@@ -500,7 +500,7 @@ class Media:
         sample = DeviceSample(
             DISK, busy_share=1.0, sync=SyncSample(count, latency=latencies(seen_s, count))
         )
-        writes = Writes(rate, rate, True, True, True)
+        writes = Writes(rate, rate, True, True, False, True)
         memory = update_drain(
             writes, sample, self.memory, int(self.memory.law.limit_bytes or 0), self.TICK_S
         )

@@ -35,7 +35,7 @@ def feed(
     sync = SyncSample(fsyncs=1, latency=SLOW if full else QUICK)
     sample = DeviceSample(DISK, busy_share=0.9, sync=sync)
     for _ in range(seconds):
-        writes = Writes(rate, rate, True, held, True)
+        writes = Writes(rate, rate, True, held, False, True)
         memory = update_drain(writes, sample, memory, 0, 1.0, pace)
     return memory
 

@@ -50,7 +50,7 @@ def tick(
         sync=None if syncs is None else SyncSample(fsyncs=count, latency=latencies(wait_s, count)),
     )
     share = background / (rate - group) if known and rate > group else 1.0
-    writes = Writes(rate, rate * share, False, False, False)
+    writes = Writes(rate, rate * share, False, False, False, False)
     return update_baseline(writes, sample, memory, dt_s)
 
 

@@ -15,7 +15,7 @@ from writebackd.control.small_cgroups import raise_limit
 from writebackd.estimate.hung_device import hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.policy.schema import Policy
-from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, MOST_INTRUSIONS
+from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, Stuck, Trial
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
@@ -23,6 +23,9 @@ from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import ForeignWrite, Intrusion
 from writebackd.types.samples import Sample, VmState
+
+# Levers remembered as changed by other processes.  Each disk has several.
+MOST_INTRUSIONS = 64
 
 
 def decide(

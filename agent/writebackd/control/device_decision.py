@@ -17,8 +17,9 @@ from writebackd.control.law import (
     is_due,
     may_spend,
 )
-from writebackd.estimate.drain import is_in_force, is_shown, shown
+from writebackd.estimate.drain import is_shown, shown
 from writebackd.estimate.estimator import objective_s
+from writebackd.estimate.limit_shares import is_in_force
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import BURST_S, RELEASE_S, SEEK, SPEND, WAVE_S

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
 from writebackd.estimate.cache_size import counted, with_drain_rate, with_first_flood
+from writebackd.estimate.limit_shares import is_in_force
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
@@ -29,12 +30,12 @@ from writebackd.tuning import (
     FOLLOW_S,
     GAIN_S,
     HELD_BACK_SHARE,
-    IN_FORCE,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
     PAYS,
     PRICE_S,
+    QUEUED_BYTES,
     SEEK,
     SEEK_MOST_S,
     SHOWN_S,
@@ -55,6 +56,7 @@ class Writes:
     background_rate: float
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
+    queued: bool  # flooded, and the flusher's requests wait at the device: it sets their speed
     telling: bool  # flooded, and the device or the limit held it: its rate tells of them
 
 
@@ -94,10 +96,14 @@ def measure_writes(
     one.  A small limit is often found empty by a look once a second, so the sleep tells it better.
     """
     rate = group_bytes / dt_s
-    background = rate
+    background, deep = rate, False
     classes = sample.classes
     if classes:
         read, flushed = classes.get(IoClass.READ), classes.get(IoClass.BACKGROUND_WRITE)
+        if flushed is not None and flushed.count:
+            # Little's law: what was in flight in the mean, by how long each request was.
+            in_flight = flushed.latency.total_s() / dt_s * flushed.bytes / flushed.count
+            deep = in_flight >= QUEUED_BYTES * len(sample.device.leaf_devnos)
         total = sum([each.bytes for each in classes.values()]) - (read.bytes if read else 0)
         # As a share, because below a raid10 every byte is written twice.  No
         # request seen although bytes were written (multipath, drbd): unknown.
@@ -106,12 +112,13 @@ def measure_writes(
     waiting = vm.dirty_bytes + vm.writeback_bytes
     throttled = throttled_s >= HELD_BACK_SHARE * dt_s
     flooded = background >= FLOOD_RATE and (
-        throttled or waiting >= vm.background_threshold_bytes / 4
+        throttled or deep or waiting >= vm.background_threshold_bytes / 4
     )
     return Writes(
         rate=rate,
         background_rate=background,
         flooded=flooded,
+        queued=flooded and deep and sample.busy_share >= FELL,
         telling=flooded
         and (sample.busy_share >= BUSY_SHARE or most_held_s >= BUSY_SHARE * dt_s),
         # Above that the kernel makes writers sleep (domain_poll_intv() in mm/page-writeback.c),
@@ -132,18 +139,6 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
     if not total:
         return 1.0 if sync.inflight and sync.oldest_s > least else None
     return sync.latency.total_s(least) / total
-
-
-def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
-    """Whether the device's part of the limit in force is the law's own.
-
-    It is another one on the way there, in waves, under a pin or a pace, in a trial, and where
-    somebody else needs less.
-    """
-    own = memory.law.limit_bytes
-    if not own:
-        return False
-    return 1 / IN_FORCE <= limit_bytes / own <= IN_FORCE
 
 
 def update_drain(
@@ -167,9 +162,7 @@ def update_drain(
         r = pace  # of the run before, which knew R
     rate, weight = writes.background_rate, min(1.0, dt_s / FOLLOW_S)
     limit = memory.law.limit_bytes or 0.0
-    fastest = min(d.fastest_s, sync.latency.quantile(0.5) or d.fastest_s)
-    unloaded = min(fastest, UNLOADED_S) if memory.baseline_s is None else memory.baseline_s
-    share = slow_share(sync, unloaded, limit / max(rate, 1.0))
+    share = slow_share(sync, memory.baseline_s or UNLOADED_S, limit / max(rate, 1.0))
     slow = d.slow_share
     if share is not None:
         slow += (share - slow) * min(1.0, dt_s)
@@ -183,8 +176,14 @@ def update_drain(
     own = pace is not None or is_in_force(limit_bytes, memory)
     ticks = d.full_ticks if full else ()
     # In its first second the cache still takes some; and a writer's own rate is not the disk's.
-    if full and full_s > 1.0 and (own or writes.held_back):
+    if full and full_s > 1.0 and (own or writes.held_back or writes.queued):
         ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
+    # Few syncs return from a full cache under a limit as found: what queued before one did counts.
+    queue = (*d.queue, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
+    if own or r is not None or not writes.queued:
+        queue = ()
+    if full and len(queue) == _shown_ticks(dt_s):
+        ticks = queue
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(
         d,
@@ -194,7 +193,7 @@ def update_drain(
         full_s=full_s,
         full_ticks=ticks,
         limit_bytes=d.limit_bytes + (limit - d.limit_bytes) * weight,
-        fastest_s=fastest,
+        queue=queue,
     )
     if not own:
         return _held_by_media(memory, d, limit_bytes, dt_s)

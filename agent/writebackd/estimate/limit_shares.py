@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Dict
 
-from writebackd.tuning import CACHE_S
+from writebackd.tuning import CACHE_S, IN_FORCE
 from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.samples import CgroupMemory, Sample
 
 
@@ -67,6 +68,18 @@ def shared_limit(memory: Memory, sample: Sample) -> int:
         if path in lift.seen_s
     ]
     return min(threshold, sum(own)) if own else threshold
+
+
+def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
+    """Whether the device's part of the limit in force is the law's own.
+
+    It is another one on the way there, in waves, under a pin or a pace, in a trial, and where
+    somebody else needs less.
+    """
+    own = memory.law.limit_bytes
+    if not own:
+        return False
+    return 1 / IN_FORCE <= limit_bytes / own <= IN_FORCE
 
 
 def reserved(memory: Memory, now_s: float) -> int:

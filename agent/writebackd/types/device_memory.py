@@ -28,7 +28,7 @@ class Drain:
     lost_s: float = 0.0
     syncs: float = 0.0
     fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: since a faster one's
-    fastest_s: float = float("inf")  # lowest median of an fsync, where nothing tells the unloaded
+    queue: Tuple[Tuple[float, float], ...] = ()  # as full_ticks, of queued ticks in a row
 
     @property
     def full_rate(self) -> float:
