@@ -492,7 +492,7 @@ def test_it_says_first_what_it_will_write_and_then_what_it_found(
     code, text = calibrated(FOUND)
     assert code == GOOD
     first, *rest = text.splitlines()
-    assert first.startswith("calibrate of sda: writes up to 8.1G to files without a name in /srv")
+    assert first.startswith("calibrate of sda: writes up to 8.1G to unlinked files in /srv")
     whole = " ".join(" ".join(rest).split())
     assert "drains 100M/s, behind a write cache that took 512M" in whole
     assert "limit vm.dirty_bytes = 2097152, vm.dirty_background_bytes = 1048576 (2.0M)" in whole

@@ -118,11 +118,11 @@ class Actuator:
             self._set_original(pair, original)
             return (
                 f"adopted {pair.describe(current)} of process {ledger.pid}, "
-                f"before it was {pair.describe(original)}"
+                f"original {pair.describe(original)}"
             )
         return (
             f"{pair.describe(current)} was set by another process since process {ledger.pid} "
-            f"(before it: {pair.describe(original)}); it is the new original"
+            f"(original was {pair.describe(original)}); it is the new original"
         )
 
     def apply(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:

@@ -94,7 +94,7 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
         _refuse_unknown(files, host_dir, runtime_dir)
         return
     if is_locked(last):  # an earlier release, which knows no lock of the host
-        raise AlreadyRunning(f"writebackd is running already ({last}): stop it first")
+        raise AlreadyRunning(f"writebackd is already running ({last}): stop it first")
     if not (last / LEDGER).exists():
         _refuse_unknown(files, host_dir, runtime_dir)
         return
@@ -122,7 +122,7 @@ def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> No
         return
     if not last.is_dir() or (last / LEDGER).exists():
         raise AlreadyRunning(
-            f"an earlier writebackd did not end in order, and its ledger in {last} cannot be"
+            f"an earlier writebackd did not exit cleanly, and its ledger in {last} cannot be"
             " used here: `sudo writebackctl restore`, or with --first-found for"
             f" {in_words(first)}; if the limits are your own, remove {record}"
         )

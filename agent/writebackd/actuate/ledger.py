@@ -39,8 +39,8 @@ class LedgerError(Exception):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path} {problem}, so the limits from before writebackd are not known and nothing "
-            "is touched. Set what this host shall have (the kernel's default: sysctl -w "
+            f"{path} {problem}, so the original limits are unknown and nothing was changed. Set "
+            "the limits that this host should have (the kernel's default: sysctl -w "
             "vm.dirty_ratio=20 vm.dirty_background_ratio=10), then remove the file."
         )
 

@@ -218,7 +218,7 @@ class Levers:
         if wait_s:
             told = {action.lever for action in actions}
             actions += [
-                change.action(lever, "not done yet; the ledger keeps it")
+                change.action(lever, "not done yet, still in the ledger")
                 for lever, change in pending.items()
                 if str(lever) not in told
             ]

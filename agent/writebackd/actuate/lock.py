@@ -29,7 +29,7 @@ def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
     if not hold(fd, LOOK_S):
         holder = os.fsdecode(os.read(fd, 4096)).strip() or "unknown"
         os.close(fd)
-        raise AlreadyRunning(f"writebackd is running already (pid {holder}): stop it first")
+        raise AlreadyRunning(f"writebackd is already running (pid {holder}): stop it first")
     os.ftruncate(fd, 0)
     os.write(fd, os.fsencode(f"{os.getpid()}, {runtime_dir}\n"))
     return fd

@@ -65,7 +65,7 @@ class SelfTests:
         if identity is None:
             return "no such device"
         if any(lever in self._book.entries for lever in names):
-            return "the restore of an earlier test is not done yet"
+            return "an earlier self-test is not undone yet"
         for lever, value in zip(names, (bdi.TEST_MAX, bdi.TEST_MIN)):
             original = self._book.read(lever)
             if original is not None:

@@ -76,13 +76,13 @@ def _refuse_standing(history: Path, device: str) -> None:
     except HistoryError as error:
         if not history.exists():
             return
-        raise Refused(f"nobody can tell whether an alert stood: {error}") from None
+        raise Refused(f"cannot tell whether an alert was active: {error}") from None
     for alert in past:
         stood = alert["end"] is None and alert["began"] >= max(starts, default=0.0)
         if stood and alert["device"] == device and alert["cause"] != Cause.FLOOD.value:
             raise Refused(
-                f"alert {alert['name']} stood when writebackd ended: see `writebackctl alerts`,"
-                " and start writebackd to see whether it does still"
+                f"alert {alert['name']} was active when writebackd stopped: see `writebackctl"
+                " alerts`, and start writebackd to check it"
             )
 
 
@@ -108,7 +108,7 @@ class _Course:
             try:
                 self._say(
                     f"calibrate of {clean(self._device.name)}: writes up to"
-                    f" {formats.size(budget.write_bytes + DATABASE_BYTES)} to files without a name"
+                    f" {formats.size(budget.write_bytes + DATABASE_BYTES)} to unlinked files"
                     f" in {clean(str(options.directory))}, for at most"
                     f" {formats.duration(budget.time_s)}; Ctrl-C ends it"
                 )
@@ -151,7 +151,7 @@ class _Course:
         if self._calibration.problem or not result.drain_rate:
             return []
         if self._device.identity is None:
-            return ["nothing tells this disk apart from others, so the result is not kept"]
+            return ["this disk has no unique identity, so the result is not kept"]
         path = state_dir(self._options) / CALIBRATIONS
         run = Calibrated(
             time.time(), result.drain_rate, result.cache_bytes,

@@ -75,7 +75,7 @@ _PACED: Mapping[Rule, str] = {
     Rule.SHORT: "raised: the flood gets less than its share",
     Rule.DEAR: "raised: syncs cost more than allowed",
     Rule.ROOM: "raised slowly: the write cache has room",
-    Rule.LOOSE: "the flood does not use it up",
+    Rule.LOOSE: "unchanged: the flood writes less",
 }
 
 
@@ -184,7 +184,7 @@ def without_demand(flooded_lately: bool) -> str:
 
 def relaxed(target_bytes: int, drain_rate: float, seconds: float) -> str:
     return (
-        f"no sync demand: {formats.size(target_bytes)}, which drain in {seconds:g} s at"
+        f"no sync demand: {formats.size(target_bytes)}, which drains in {seconds:g} s at"
         f" {formats.size(drain_rate)}/s"
     )
 

@@ -158,7 +158,7 @@ class PaceTick:
         if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
             return memory, "not paced: " + (
                 _refusals(refused)
-                or "the cgroup that floods is not known, unless it is many with less than "
+                or "the flooding cgroup is unknown, or many write less than "
                 f"{_speed(LEAST_PACE)} each"
             )
         # Begin with the smallest share that the policy leaves to a flood; it rises with room.
@@ -174,7 +174,7 @@ class PaceTick:
         )
         return memory, (
             f"{_names(memory)} held at {_speed(rate)}, {formats.percent(share)} of the "
-            f"{_speed(self.drain_rate)} that drain, so that the write cache keeps room"
+            f"drain rate {_speed(self.drain_rate)}, to keep room in the write cache"
         )
 
     def _alone(self, memory: PaceMemory) -> PaceMemory:
@@ -236,16 +236,16 @@ class PaceTick:
 
     def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         if not self.demand and self.now_s >= self.memory.hold_until_s:
-            return _let_go(memory), "no sync demand any more: not paced"
+            return _let_go(memory), "no sync demand: pace released"
         if self.now_s - memory.wrote_s > QUIET_S:
-            return _let_go(memory), "the flood is over: not paced"
+            return _let_go(memory), "flood over: pace released"
         flooding, refused = self._flooding(memory)
         if not flooding:
             why = _refusals(refused) or "the cgroups are gone"
-            return _let_go(memory), f"not paced any more: {why}"
+            return _let_go(memory), f"pace released: {why}"
         taken = self._taken(memory)
         if taken:
-            return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
+            return self._bar(memory, BARRED_S, f"another process set io.max of {taken}")
         rate = memory.rate or 0.0
         if len(flooding) * LEAST_PACE > rate:
             return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, rate))
@@ -260,7 +260,7 @@ class PaceTick:
             # What is seen is still the flood as it was, and no word on the rate.
             if set(flooding) != set(memory.rates):
                 memory = divide(memory, rate, flooding)
-            return memory, f"{_names(memory)} shall be held at {_speed(rate)}: not in force"
+            return memory, f"{_names(memory)} to be held at {_speed(rate)}: not in force yet"
         return self._step(memory, flooding)
 
     def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
@@ -294,7 +294,7 @@ class PaceTick:
         memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
         if memory.stray_s < STRAY_LASTS_S:
             return memory, ""
-        return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
+        return memory, f"cgroups that cannot be paced write {_speed(stray)}: using the limit"
 
     def _in_force(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         """Whether the kernel shows the paces; a problem if it does not after UNSET_S."""
@@ -333,12 +333,12 @@ class PaceTick:
         if mean is None or p99 is None or p99 <= self._objective_s():
             return memory, ""  # no sync, or the objective is met
         if before is None:
-            return memory, "after a restart: how long do syncs take with the limit alone?"
+            return memory, "restarted: fsync is first measured with the dirty limit alone"
         if mean <= BETTER * before:
             return memory, ""
         return memory, (
-            f"it did not help: a sync took {formats.milliseconds(mean)} ms on average, "
-            f"{formats.milliseconds(before)} ms with the limit alone"
+            f"it did not help: mean sync {formats.milliseconds(mean)} ms, "
+            f"{formats.milliseconds(before)} ms with the dirty limit alone"
         )
 
     def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:
@@ -398,8 +398,8 @@ def _some(texts: Sequence[str], between: str) -> str:
 
 def _too_many(paths: Sequence[str], rate: float) -> str:
     return (
-        f"{len(paths)} cgroups flood, which at {_speed(LEAST_PACE)} each, the least pace, is more "
-        f"than the {_speed(rate)} that they may write"
+        f"{len(paths)} cgroups flood: the smallest pace of {_speed(LEAST_PACE)} for each adds up "
+        f"to more than the {_speed(rate)} allowed"
     )
 
 

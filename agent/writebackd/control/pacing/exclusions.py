@@ -85,7 +85,7 @@ def objection(
     """
     path, control = cgroup.path, cgroup.control
     if path is None or control is None:
-        return "its cgroup is not known"
+        return "its cgroup is unknown"
     if path == "/":
         return "it is in the root cgroup, which has no limits"
     if cgroup.own:
@@ -94,23 +94,23 @@ def objection(
     if any(part.startswith(KUBEPODS) for part in parts):
         return "Kubernetes owns it"
     if any(fnmatchcase(part, USERS) for part in parts):
-        return "it is in the hands of a user's own systemd"
+        return "a user's own systemd manages it"
     if unit.endswith(".slice") and parts[0] == "user.slice":
-        return "it is a user as a whole"
+        return "it contains all processes of a user"
     for glob in NEVER:
         if fnmatchcase(unit, glob):
-            return "such a unit is never paced"
+            return "units of this name are never paced"
     if is_container(path):
-        return "it is a container's, whose owner sets its limits"
+        return "it belongs to a container, whose manager sets its limits"
     if control.outside:
-        return "systemd has no part in it, so somebody else manages it"
+        return "systemd does not manage it, so another program does"
     named = protect.covers(unit, slices_of(path))
     if named is not None:
         return f"'{named}' in [protect] units names it"
     if control.delegated:
-        return "it was handed over to its unit (Delegate=)"
+        return "its unit manages it (Delegate=)"
     if control.io_max is None:
-        return "the io controller is off for it, and it is not systemd's to turn on"
+        return "its io controller is off, and systemd cannot turn it on"
     for devno, limits in control.io_max:
         if devno == "(unknown)":
             continue  # a disk that was removed while open: the rule has no effect
