@@ -95,7 +95,7 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
         found.append("no flood")
     cache = estimate.cache_bytes
     if estimate.flooded and estimate.full:
-        found.append("write cache full, or none: syncs wait for the media")
+        found.append("write cache full or absent: fsync waits for the media")
     elif estimate.flooded and estimate.demand:
         of = f" (about {formats.size(cache)})" if cache else ""
         found.append(f"write cache{of} has room: few syncs wait")
@@ -133,7 +133,7 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
 def _relation(basis: Basis, estimate: Estimate) -> str:
     text = f"objective p99 {_ms(basis.objective_s)}; "
     if estimate.drain_rate is None:
-        return text + "the cost of syncs is measured once the drain rate is known"
+        return text + "the share fsyncs take is measured once the drain rate is known"
     return text + reasons.cost(estimate.drain_rate, basis)
 
 

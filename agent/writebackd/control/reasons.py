@@ -29,35 +29,36 @@ STATES: Mapping[Rule, DeviceState] = {
 # The reason, without figures, and what the law does next.
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
-                "the next flood meets this limit from its first second"),
+                "this limit holds from the first second of the next flood"),
     Rule.WAVES: ("floods come in bursts, the limit is what drains between two",
-                 "a longer flood than the previous one gets the limit of a long flood"),
+                 "a flood longer than the previous one gets the limit for long floods"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),
     Rule.OBSERVING: ("observing: would set",
-                     "nothing is set in observe mode; after `writebackctl enforce` the law measures"
-                     " what this limit brings"),
+                     "nothing is set in observe mode; after `writebackctl enforce` the effect of"
+                     " this limit is measured"),
     Rule.LOOSE: ("the limit throttles no writer",
                  "a larger limit would change nothing; the next flood that is throttled is"
                  " measured"),
-    Rule.SEEK: ("the drain rate is unknown, a larger limit may raise throughput",
-                f"the limit is multiplied by {SEEK:g} as long as that adds"
-                f" {formats.percent(PAYS - 1)} of throughput"),
-    Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
-                   f"the drain rate is measured over {SHOWN_S:g} s with a full cache"),
-    Rule.FOUND: ("the drain rate is known now, and a smaller limit does not reduce it",
-                 "the cost of syncs is measured, and the limit follows it"),
-    Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
-               "the limit falls until the cache has room or syncs cost what is allowed"),
-    Rule.SHORT: ("the write cache is full, and buffered writes get less than their share",
+    Rule.SEEK: ("drain rate unknown, trying a larger limit",
+                f"the limit is multiplied by {SEEK:g} as long as that raises throughput by"
+                f" {formats.percent(PAYS - 1)}"),
+    Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
+                   f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
+    Rule.FOUND: ("drain rate measured, and a smaller limit does not reduce it",
+                 "the share of the disk that fsyncs take is measured, and the limit follows it"),
+    Rule.CUT: ("write cache full, lowering the limit to speed up fsync",
+               "the limit falls until the cache has room or fsyncs take their allowed share"),
+    Rule.SHORT: ("write cache full, raising the limit since buffered writes get too little",
                  "the limit rises; if throughput stays low, the disk has become slower"),
-    Rule.DEAR: ("syncs cost more than allowed", "the limit rises, which slows syncs down"),
-    Rule.STEADY: ("the write cache is full, a smaller limit would cost too much throughput",
-                  "the limit follows the cost of syncs"),
-    Rule.ROOM: ("the write cache has room",
+    Rule.DEAR: ("fsyncs take too much of the disk, raising the limit",
+                "the limit rises, which slows fsync down and speeds buffered writes up"),
+    Rule.STEADY: ("write cache full, a smaller limit would cost too much throughput",
+                  "the limit follows the share of the disk that fsyncs take"),
+    Rule.ROOM: ("write cache has room",
                 "the limit rises, faster the longer there is room, to detect a faster disk"),
-    Rule.FLOOR: ("the write cache is full at the smallest limit allowed",
+    Rule.FLOOR: ("write cache full at the smallest limit allowed",
                  "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
 
@@ -70,11 +71,11 @@ RESTARTED = "just restarted: keeping the previous limit"
 
 # The reason for the pace of a flood held by io.max.
 _PACED: Mapping[Rule, str] = {
-    Rule.CUT: "lowered: the write cache is full",
-    Rule.STEADY: "the write cache is full, but the flood's share is not cut further",
-    Rule.SHORT: "raised: the flood gets less than its share",
-    Rule.DEAR: "raised: syncs cost more than allowed",
-    Rule.ROOM: "raised slowly: the write cache has room",
+    Rule.CUT: "lowered: write cache full",
+    Rule.STEADY: "write cache full, but the flood keeps its minimum share",
+    Rule.SHORT: "raised: the flood gets too little",
+    Rule.DEAR: "raised: fsyncs take too much of the disk",
+    Rule.ROOM: "raised slowly: write cache has room",
     Rule.LOOSE: "unchanged: the flood writes less",
 }
 
@@ -141,9 +142,9 @@ def held_to(name: str, target_bytes: int) -> str:
 
 
 def cost(drain_rate: Optional[float], basis: Basis) -> str:
-    """The share of the drain rate (bytes per second) that syncs cost, and the share allowed."""
+    """The share of the drain rate (bytes per second) that fsyncs take, and the share allowed."""
     return (
-        f"syncs cost {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
+        f"fsyncs take {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
         f" {formats.percent(basis.may_spend)} allowed"
     )
 
@@ -254,9 +255,9 @@ def next_step(rule: Rule) -> str:
 def objective_note() -> str:
     """What the law does about a missed objective."""
     return (
-        f"while p99 is above the objective, syncs may cost {formats.percent(EXTRA)} more of the"
-        f" drain rate for {TRY_S:g} s; if that does not help, it is tried again after"
-        f" {formats.duration(TRY_AGAIN_S)}"
+        f"while p99 is above the objective, fsyncs may take {formats.percent(EXTRA)} more of"
+        f" the drain rate for {TRY_S:g} s; if that does not help, the next try is"
+        f" {formats.duration(TRY_AGAIN_S)} later"
     )
 
 
