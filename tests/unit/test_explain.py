@@ -128,7 +128,7 @@ def test_what_comes_next_has_the_laws_figures() -> None:
     )
     assert "3 s with a full write cache" in reasons.next_step(Rule.MEASURE)
     note = reasons.objective_note()
-    assert "10 % more of the drain rate" in note and "for 20 s" in note and "after 10m0s" in note
+    assert "10 % more of the drain rate" in note and "for 20 s" in note and "10m0s later" in note
 
 
 # ---- control/explain.py ----------------------------------------------------
