@@ -183,10 +183,10 @@ class _Course:
                 f"idle      {formats.count(idle.sync_rate)} fsyncs/s,"
                 f" p50 {formats.milliseconds(idle.latency.quantile(0.5))} ms,"
                 f" p99 {formats.milliseconds(idle.latency.quantile(0.99))} ms;"
-                " now a flood, until the cache is full"
+                " starting a flood until the cache is full"
             )
         elif done is Phase.FILL and calibration.phase is Phase.LADDER:
-            self._say(f"full      {_cache(calibration.result())}; now one limit after another")
+            self._say(f"full      {_cache(calibration.result())}; trying fixed limits")
 
     def _rung_line(self, rung: Rung) -> str:
         result = self._calibration.result()
@@ -210,14 +210,15 @@ class _Course:
             lines.append(
                 f"price     fsyncs at {formats.percent(limit.sync_rate / result.ladder_idle_rate)}"
                 f" of their idle rate, the flood at"
-                f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the disk's"
+                f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the drain"
+                " rate"
             )
         if self._kept:
             found = median(self._kept)
             runs = f"{len(self._kept)} runs, medians" if len(self._kept) > 1 else "1 run"
-            daemon = "the daemon begins with them, and " if self._is_seeded else ""
+            daemon = "the daemon starts from them, and " if self._is_seeded else ""
             lines.append(
-                f"kept      {runs}: {_kept_words(found)}; {daemon}`recommend` counts them"
+                f"kept      {runs}: {_kept_words(found)}; {daemon}`recommend` uses them"
             )
         lines.append(
             f"wrote     {formats.size(result.written_bytes)} in {formats.duration(result.seconds)}"
@@ -268,7 +269,7 @@ def _cache(result: Result) -> str:
     rate = f"{formats.size(result.drain_rate)}/s"
     if result.cache_bytes is not None:
         return f"{rate}, behind a write cache that took {formats.size(result.cache_bytes)}"
-    return f"{rate}; no write cache seen, of more than {formats.size(result.cache_most_bytes)}"
+    return f"{rate}; no write cache above {formats.size(result.cache_most_bytes)} found"
 
 
 def _kept_words(found: Optional[Calibrated]) -> str:

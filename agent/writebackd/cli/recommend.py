@@ -372,8 +372,8 @@ def _evidence(found: Recommendation) -> str:
     if most is None:
         return f"{text}, no managed device wrote or synced"
     return (
-        f"{text}; on {most.name} {most.floods} floods with fsyncs, for"
-        f" {formats.duration(most.flood_s)}, of it {formats.duration(most.held_s)} under"
+        f"{text}; on {most.name} {most.floods} floods with fsyncs,"
+        f" {formats.duration(most.flood_s)} in all, {formats.duration(most.held_s)} of that under"
         " writebackd's limit"
     )
 

@@ -335,10 +335,10 @@ def _missing(
             f" {formats.duration(LONG_FLOOD_S)}: {most.floods} so far"
         )
     if most.drain_rate is None:
-        missing.append(f"the drain rate of {most.name}: takes a flood of 10 s or more")
+        missing.append(f"the drain rate of {most.name}: needs a flood of 10 s or more")
     if decider is None and most.flood_s >= ENOUGH_FLOOD_S and most.drain_rate is not None:
         missing.append(
-            f"a limit for {most.name}: takes a flood of 10 s or more without a pause, or figures"
+            f"a limit for {most.name}: needs a flood of 10 s or more without a pause, or figures"
             " with the limit that writebackd set"
         )
     return tuple(missing)
@@ -356,8 +356,8 @@ def reason(found: Recommendation) -> List[str]:
     if decider.basis is Basis.KNEE:
         lines = [
             f"{decider.name} drains {formats.size(decider.drain_rate)}/s. In {held}, writers still"
-            f" got that at {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a"
-            " larger one only makes fsyncs wait longer."
+            f" reached that at {formats.size(decider.knee_bytes)}; a smaller limit would slow them,"
+            " a larger one only makes fsyncs wait longer."
         ]
     elif decider.basis is Basis.WAVES:
         lines = [
@@ -372,8 +372,8 @@ def reason(found: Recommendation) -> List[str]:
         ]
     else:
         lines = [
-            f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so that"
-            f" {formats.size(decider.limit_bytes)} keep fsync p99 at about"
+            f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so"
+            f" {formats.size(decider.limit_bytes)} keeps fsync p99 at about"
             f" {latency(decider.objective_s)}, the objective. No limit was tried: `calibrate`, or a"
             " day of `enforce`, finds a better one."
         ]
