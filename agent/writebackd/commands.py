@@ -396,7 +396,7 @@ class Commands:
         pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
         if pin < LEAST_LIMIT_BYTES:
             raise RequestError(
-                f"{pin} bytes: the kernel takes {LEAST_LIMIT_BYTES} at least; write it with a unit,"
+                f"{pin} bytes: the kernel's minimum is {LEAST_LIMIT_BYTES}; write it with a unit,"
                 " like 15M"
             )
         snapshot = self.state.snapshot

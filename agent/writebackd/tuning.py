@@ -1,188 +1,216 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Every constant of the law and the estimators: unit, reason, and source of the figure.
+"""Constants of the control law and its estimators: unit, meaning, reason, source of the figure.
 
-What half and double of those of the law do on disks drawn by seed is in
-docs/research/2026-11-law.md, printed by `python -m tests.sim drawn constants`.  R is what the media
-take of a flood, bytes per second.
+Words used below:
+
+- R is the drain rate: the bytes per second that the media write of a flood, whatever a write cache
+  accepts for a while.
+- A flood is background writeback that lasts; see estimate/drain.py.
+- "Full" means that syncs wait for the media, because the write cache is full or there is none.
+- The score is the share of the best fixed limit in hindsight, on 60 simulated hosts drawn by seed:
+  0.885 under steady floods, 0.801 under floods in waves.  Differences below 0.02 are chance.
+
+docs/research/2026-11-law.md has the score at half and at double each constant; print it with
+`python -m tests.sim drawn constants`.
 """
 
 from __future__ import annotations
 
 # ---- what is a flood ----
 
-# Of a tick, while somebody waits behind a flood: a full write cache halves the syncs at least, and
-# it is seen after two ticks.
+# Factor on the tick interval while somebody syncs behind a flood: a full write cache cuts the fsync
+# rate by half or more, and it takes two ticks to detect one.
 HURRY = 0.5
-# Bytes per second.  Journals, logs and page cleaning of a quiet host were seen at up to 1 MB/s, and
-# disturb no sync.
+# Bytes per second.  Background writeback below this rate is not a flood.  Journals, logs and page
+# cleaning wrote up to 1 MB/s on quiet hosts and delayed no fsync.
 FLOOD_RATE = 1 << 20
-# Share of a tick that writers sleep for the limit, all together, from which on it sets their speed.
-# One dd at the knee of a 250 MB/s array slept 20 to 80 % of the time; a writer slower than the
-# device does not sleep at all.
+# Share of a tick, summed over all writers.  If writers sleep in balance_dirty_pages() for longer,
+# the limit sets their speed.  At the knee of a 250 MB/s array one dd slept 20 to 80 % of the time;
+# a writer slower than the device does not sleep at all.
 HELD_BACK_SHARE = 0.1
-# Bytes of the flusher that are in flight at a disk, in the mean over a tick, from which on the disk
-# sets the flusher's speed: an array had 120 to 200 MB while its cache was full, and 9 to 46 while
-# it filled; writers that are slower than their disk had less than 10.
+# Bytes of the flusher in flight at one disk, averaged over a tick.  With more than this the disk
+# sets the flusher's speed: an array had 120 to 200 MB in flight while its cache was full and 9 to
+# 46 MB while it filled; writers slower than their disk had less than 10.
 QUEUED_BYTES = 16 << 20
-# Of a tick.  A device whose cache is full is busy nearly all the time: 77 to 98 % were seen.  One
-# writer that sleeps for so long was held all the while; several that bring a burst at once sleep
-# as long together, and are done soon.  A flood that is on lasts at half of it.
+# Share of a tick.  A flood counts only if the device is busy, or one writer sleeps, for longer: a
+# device with a full cache was busy 77 to 98 % of the time.  The longest sleep of one writer counts,
+# not the sum: the writers of a short burst together sleep that long as well.  A flood goes on while
+# the device is busy for half of this.
 BUSY_SHARE = 0.6
-# Seconds.  What is over within a tick and the next is a burst: 1 s from the one to the other, and
-# some for a timer that is late.
+# Seconds.  A shorter flood is a burst and ignored: one tick of 1 s, and 0.25 s for a late timer.
 BURST_S = 1.25
-# Seconds.  A shorter pause is none, as between two files of a copy.
+# Seconds.  A shorter pause does not end a flood: a copy pauses that long between two files.
 GAP_S = 0.8
-# Seconds.  1 GB of cache that takes 1 GB/s is full by then: a flood that nobody syncs beside runs
-# at R.  And so long after a flood a controller destages (512 MB at 60 MB/s: 9 s), and its pages may
-# be dirty.
+# Seconds of flood after which a write cache is assumed full, even if nobody syncs: 1 GB at 1 GB/s.
+# From then on the device's rate is taken for R.  Also the time after a flood during which the
+# device may still be writing back (512 MB at 60 MB/s take 9 s) and nothing counts as unloaded.
 CACHE_S = 10.0
 
 # ---- is the cache full ----
 
-# Share of the syncs' time that slow ones take.  By time a full cache shows 35 % and more, and one
-# with room next to nothing; by count they overlap.
+# Share of the total time of syncs.  If slow syncs take more, the cache is full.  A full cache shows
+# 0.35 or more, one with room almost 0.  Shares of the number of syncs overlap, so time is used.
 MARK = 0.2
-# A sync is slow from so many times its unloaded latency on: what is ahead of it on the link takes
-# that.
+# Multiple of the unloaded latency.  A sync that takes longer is slow.  Below that it may only have
+# waited on the link for one request ahead of it.
 SLOW_MULTIPLE = 2.0
-# Seconds.  A write cache answers within that, media do not: no sync is slow below it, and where
-# none was seen unloaded it takes no longer.
+# Seconds.  A write cache answers faster than this, media do not.  No sync below it is slow, and an
+# unloaded latency that was not measured is assumed to be this.
 UNLOADED_S = 1e-3
-# With room a sync waits on the link for what is queued ahead of it: p99 was 0.14 to 0.37 of limit /
-# rate, 0.42 to 0.75 without room.  Seconds at most: a cache takes 1 MB in 5 ms at 200 MB/s.
+# Share of limit / rate, and its upper bound in seconds: how long a sync may wait on the link for
+# the data queued ahead of it and not be slow.  p99 was 0.14 to 0.37 of limit / rate with room in
+# the cache, and 0.42 to 0.75 without.  5 ms is the time for 1 MB at 200 MB/s.
 LINK_SHARE, LINK_MOST_S = 0.5, 5e-3
-# Seconds.  The kernel follows a limit by two thirds in so long (3 to 4 s by nine tenths, 6.18).
+# Seconds.  Time constant (63 %) with which the write rate follows a new limit; the kernel takes 3
+# to 4 s for 90 % (measured on 6.18).
 FOLLOW_S = 1.5
 
 # ---- R, and what a sync costs of it ----
 
-# Seconds of a full cache whose median is R; and a slower disk shows itself in as many.
+# Seconds.  R is the median rate over this time with a full cache, and a disk counts as slower after
+# this time below FELL.  At half the score falls by 0.065.
 SHOWN_S = 3.0
-# A limit is in force within so many times of what was asked for: before, what is seen is of another
-# one.
+# Factor.  A limit is in force while the kernel's limit is within this factor of the requested one.
+# Outside it the measured rate belongs to another limit.
 IN_FORCE = 1.25
-# Share of R that a slower disk falls below.
+# Share of R.  With a full cache, a rate below this share of what syncs leave means a slower disk.
 FELL = 0.9
-# Share of R below which it may as well be a sweep over the syncs' scattered blocks, which takes the
-# media for 2 to 3 s: there a second counts as so much of one.
+# Share of R.  A rate below it may be an array writing back the scattered blocks of syncs, which
+# occupies the media for 2 to 3 s, rather than a slower disk.  So a second of it counts as this
+# share of a second towards SHOWN_S.
 DEEP = 0.25
-# With room left for GAIN_S at so many times R, the disk has become faster.  A cache that takes
-# 0.4 R for longer is rare, and is full soon after.
+# Multiple of R.  If the cache still has room after GAIN_S at this rate, the disk has become faster.
+# Few caches can absorb the additional 0.4 R for longer, and those fill up soon after.
 FASTER = 1.4
-# Seconds in which R follows a higher rate of a full cache by two thirds: under a large limit syncs
-# wait on the link as well, and look as behind a full cache that takes 1.4 R for some seconds.
+# Seconds.  Time constant with which R follows a higher rate of a full cache, and the time needed
+# for FASTER.  Not less: under a large limit syncs also wait on the link, which for some seconds
+# looks like a full cache that drains at 1.4 R.
 GAIN_S = 5.0
-# Seconds in which R comes down by two thirds to a rate that is a little lower: what a first look
-# took for R was partly the cache's.
+# Seconds.  Time constant with which R falls to a slightly lower rate: part of the rate first
+# measured as R was the cache's.
 FADE_S = 60.0
-# Seconds.  What a sync leaves in the cache is paid for by sweeps, every 8 to 9 s: the price is a
-# mean over several.
+# Seconds.  The cost of a sync is averaged over this time.  The media pay for syncs in sweeps, when
+# the array writes back their scattered blocks every 8 to 9 s, so it must span several sweeps.
 PRICE_S = 30.0
 
 # ---- the limit ----
 
-# Share of R that syncs may cost, by the policy's `prefer`.  1 / (1 + e), for e of 2, 4 and 8, would
-# be best if each part bought as many syncs; the last buys few, since they also wait for processors
-# and the link.
+# Share of R that syncs may cost, by the policy's `prefer`.  In theory 1 / (1 + e) is best, with
+# e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also
+# wait for processors and the link.  Half or double the share lowers the score by 0.05 to 0.08.
 SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
-# While nothing is full the flood gets more and more, by so much of R times seconds squared: so
-# faster disks are found, in 20 s one that is 1.4 times as fast.
+# 1 / s^2.  While the cache has room for t seconds, the target rate grows by this times t^2, to
+# detect faster disks: one 1.4 times as fast after 20 s.
 CREEP = 0.001
-# Seconds between two changes of the limit: less than FOLLOW_S would judge the one before.
+# Seconds between two changes of the limit.  Must exceed FOLLOW_S, or the effect measured is that of
+# the previous limit.  At half or double the score in waves falls by 0.04 to 0.05.
 EVERY_S = 2.0
-# Most of one change, down and up: where throughput is short the disk may have become slower.
+# Factors: the largest single decrease and increase of the limit.  Large cuts are risky: low
+# throughput may also mean a slower disk.  With a cut to 0.2 the score is lower by 0.065.
 CUT, RISE = 0.6, 1.4
-# While R is not known: a step, and what it has to bring.
+# Factors used while R is unknown: the limit is multiplied by SEEK as long as each step raises the
+# rate by at least PAYS.
 SEEK, PAYS = 3.0, 1.12
-# Seconds of R: the largest limit while R is not known, which has to be found; the first one then;
-# and the largest from there on.  The largest knee seen was 0.06 s, of a virtio disk; above it syncs
-# wait longer and nobody is faster.  From the first one the limit gets to any knee between 0.007 and
-# 0.1 s within 8 s; half and double of it cost 0.01 on drawn hosts.
+# Seconds of R.  SEEK_MOST_S is the largest limit while R is unknown, FIRST_S the limit just after R
+# was found, MOST_S the largest limit from then on.  The largest knee seen was 0.06 s (a virtio
+# disk); above the knee syncs wait longer and throughput does not rise.  From FIRST_S the limit
+# reaches any knee between 0.007 and 0.1 s within 8 s; half or double of it costs 0.01.
 SEEK_MOST_S, FIRST_S, MOST_S = 0.25, 0.03, 0.1
-# Share of R that the objective may cost beside, seconds that it takes and is tried for, and after
-# which it is tried again where it did not help.
+# Additional share of R that syncs may cost while fsync misses the objective; seconds over which it
+# grows to that and is tried; seconds until the next try if it did not help.
 EXTRA, TRY_S, TRY_AGAIN_S = 0.1, 20.0, 600.0
-# Seconds.  No longer is a flood one of several waves, nor twice as long the pause between two.  So
-# long a flood counts where nothing but its end would tell: where no fsync can be seen, and of a
-# small cgroup; twice as long for a cap, which moves two limits when it comes and goes.
+# Seconds.  Floods of at most this length, with pauses of at most twice this length, are waves.
+# Also how long a flood is remembered where only its end could show that it is over: on devices
+# whose fsync is not visible, and for small cgroups.  Twice that for device limits, because
+# setting or removing one moves two limits.
 WAVE_S = 30.0
-# Of the flood before, that a pause is as long as at least: in less nothing drains that helps, as in
-# a tick without a flood.
+# Share of the previous flood's length.  A shorter pause does not make waves: too little drains in
+# it.  A single tick without a flood is such a pause.
 PAUSE_LEAST = 0.1
-# Of what the pause drains, that memory may take of a wave; and a wave is so much longer at most
-# than the one before.
+# WAVE: share of what drains in a pause that memory may absorb of the next wave.  WAVE_LONGER:
+# factor by which a wave may be longer than the previous one and still count as a wave.  Half of
+# WAVE lowers the score in waves by 0.05.
 WAVE, WAVE_LONGER = 0.7, 1.25
 
 # ---- who syncs ----
 
-# Seconds.  Every host syncs a little (journald, chrony); demand is a rate over this time.
+# Seconds.  Sync demand is the fsync rate over this time: every host syncs a little (journald,
+# chrony), and a few syncs are not demand.
 DEMAND_WINDOW_S = 10.0
-# Seconds that demand outlives the last of its syncs without a flood, and a flood itself without
-# demand: a limit kept for longer throttles every writer of the host, for syncs that may never come.
+# Seconds.  How long demand outlives the last sync if there is no flood, and a flood is remembered
+# if there is no demand.  A limit kept for longer throttles every writer of the host for syncs that
+# may never come.
 RELEASE_S = 5.0
-# Bytes that a sync may write itself: a commit is some pages of log and of journal, on btrfs some
-# nodes of 16 KiB, and twice.  Direct IO has their class; one of 1 MB for every four syncs, which
-# this lets pass, does not move their median.
+# Bytes that one sync may write itself: some pages of log and journal, or on btrfs some 16 KiB nodes
+# twice.  More than that is other direct IO, which has the same request class.  One 1 MB write for
+# every four syncs stays below the bound, but does not shift the median latency.
 OWN_BYTES = 256 << 10
-# Syncs (or writes) in a tick below which its median is no sample.
+# Number of syncs (or writes).  The median of a tick with fewer is not used.
 ENOUGH = 5
-# Weight of a second, and of a tick while somebody syncs: about 20 s of memory, slow enough that a
-# few loaded ticks taken for quiet do not shift it.
+# Weight of one second, or of one tick shortened by HURRY, in the average of unloaded latencies:
+# about 20 s of memory.  A few loaded ticks mistaken for quiet ones do not shift it.
 WEIGHT = 0.05
-# Seconds.  What was not learned again for a month belongs to another use of the disk, or to a disk
-# that is gone.
+# Seconds.  Learned values not confirmed for a month are dropped: the disk is gone, or used for
+# something else.
 KEEP_S = 30 * 86400.0
 
 # ---- one limit for all devices, and the way to it ----
 
-# Seconds.  The kernel gives each device a part of the limit by its part of all completions, which
-# halve in weight in this time (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
+# Seconds.  The kernel divides the limit among devices by their shares of recent write completions,
+# whose weight halves in this time (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
 SHARE_HALF_S = 3.0
-# Of the limit.  A device that has only begun to write has next to none; a limit made larger by more
-# would let the others fill memory.
+# Share of the limit assumed for a device at least.  A device that has just begun to write has
+# almost none; a limit enlarged to make up for that would let other devices fill memory.
 SHARE_LEAST = 0.1
-# Of free memory and page cache, the largest limit: the default of vm.dirty_ratio.
+# Share of free memory plus page cache: the largest limit ever set.  The default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
-# A goal that moved by less is the same goal: the estimates it comes from are not more exact, and
-# every write moves the kernel's own pacing.
+# Share of the goal.  A smaller change is ignored: the estimates are no more exact, and every write
+# to the limits disturbs the kernel's own pacing.
 DEADBAND = 0.1
-# Times what is dirty or under writeback, on the way down: below it every writer stops.
+# Multiple of dirty plus writeback bytes.  A falling limit is not set below this: below the amount
+# of dirty memory the kernel blocks every buffered writer.
 HEADROOM = 1.005
-# Bytes that are left to drain in a moment are no reason for a step of their own: 0.4 s on a stick
-# of 10 MB/s, nothing on an array.  Where the flooded devices are known to drain more, what they
-# drain in so many seconds, since near the end the flood brings in most of what drains: 130, 54, 25
-# and 4 MB took 1.5 s of an array of 260 MB/s.  But no more than so many bytes, for somebody else's
-# pages may be among what is dirty.
+# The last step down is taken at once if little is left to drain: AT_ONCE_BYTES, which take 0.4 s on
+# a 10 MB/s USB stick, or what the slowest flooded device drains in AT_ONCE_S, where known, but at
+# most AT_ONCE_MOST_BYTES, since part of it may belong to other devices.  Without this the end takes
+# long, because the flood refills most of what drains: on a 260 MB/s array the steps at 130, 54, 25
+# and 4 MB took 1.5 s.
 AT_ONCE_BYTES, AT_ONCE_S, AT_ONCE_MOST_BYTES = 4 << 20, 0.5, 128 << 20
-# The background limit stays while it is between these shares: of what it should be, and of the
-# limit (the kernel takes half of the limit for one above it).
+# Shares.  The background limit is left alone while it is at least BACKGROUND_LEAST of its target
+# and at most BACKGROUND_MOST of the limit.  At or above the limit the kernel would use half of the
+# limit instead.
 BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
-# Part of the global limit that all caps together are promised at most: the kernel refuses minima of
-# 100 % (EINVAL).  And that a device with a ceiling of its own is, which may be idle for long.
+# Divisors of the lowest limit.  The minimum shares (min_bytes) of all device limits together are at
+# most 1 / MINIMA_SHARE of it: the kernel refuses a sum of 100 % (EINVAL).  That of a device with a
+# ceiling of its own is at most 1 / OWN_SHARE, since the device may be idle for long.
 MINIMA_SHARE, OWN_SHARE = 2, 16
-# Caps of devices with a ceiling of their own: each takes reads and writes of sysfs.
+# Number of devices with a ceiling of their own that get a limit: each costs sysfs reads and writes.
 MOST_OWN = 32
-# Seconds.  What may have passed is tried anew: a cap that was refused (an earlier test on its way
-# home, a ledger that could not be saved), and what is stuck, in which others' pages are counted.
+# Seconds after which a temporary problem is tried again: a device limit that was refused (an
+# earlier self-test not undone yet, a ledger that could not be saved), and stuck pages, whose count
+# includes pages of other devices.
 AGAIN_S = 300.0
-# Bytes: folios and write chunks.  A request that a disk completes between two resets moves no
-# limit, and a cgroup with less is strangled (docs/reference/levers.md: what it then writes).
+# Bytes: the size of the largest folios and write chunks.  A cgroup whose share of the limit is less
+# is strangled: one with 80 kB wrote 1.9 MB/s instead of 87 (6.1, docs/reference/levers.md).  The
+# limit makes room for stuck pages in multiples of this, so that one request that a hung disk
+# completes between two resets does not move it.
 GRAIN_BYTES = 1 << 20
-# Of R, what others may write beside a small cgroup: so much the background limit, which stays
-# small, keeps up with.
+# Share of R that other writers may add while the limit is raised for a small cgroup.  The
+# background limit, which stays small, keeps up with that.
 OTHERS_SHARE = 0.25
 
 # ---- pages that do not drain (estimate/hung_device.py) ----
 
-# On a limit's way down what is dirty falls as long as anything drains.  Where so much of the limit
-# is taken that writers are held back, and it has not fallen by so many bytes from its highest for
-# so many seconds while a device completed nothing at all, it is stuck.
+# Share of the limit, bytes, seconds.  Dirty pages are stuck if they take STUCK_TAKEN of the limit,
+# so that writers are throttled, and have not fallen by STUCK_BYTES from their maximum for STUCK_S,
+# while a device with requests in flight completes none.  As long as anything drains they fall.
 STUCK_TAKEN, STUCK_BYTES, STUCK_S = 0.9, 2 << 20, 3.0
-# Of what stands there, that is written back at most meanwhile.  A flood keeps its device busy, or
-# writes much more, through a small limit many times what it is.
+# Share of the dirty pages.  If more than that was written back in the meantime, they are a flood
+# and not stuck: through a small limit a flood writes many times the limit.
 STUCK_PART = 0.25
+
 # ---- a pace in the place of the limit ----
 
-# Share of its pace from which on a flood, or a cgroup of it, is held by it.
+# Share of its pace (io.max).  A flood, or a cgroup of it, that writes more is held back by the
+# pace.
 USES = 0.85

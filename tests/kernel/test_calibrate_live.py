@@ -103,5 +103,5 @@ def test_beside_a_daemon_it_does_not_begin(
     process = begun(disk, runtime_dir, tmp_path)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"writebackd is running already (pid {daemon.process.pid}" in error
+    assert f"writebackd is already running (pid {daemon.process.pid}" in error
     assert "systemctl stop writebackd" in error and limits() == before

@@ -402,7 +402,7 @@ def test_daemon_sets_them_and_brings_them_home_however_it_ends(
         daemon = running()
         assert f"adopted queue {disk.device} nr_requests=8" in daemon.log.read_text()
         Path(requests).write_text("32")
-        wait_for(lambda: "nr_requests=32: let go" in daemon.log.read_text())
+        wait_for(lambda: "nr_requests=32: lever released" in daemon.log.read_text())
         assert Path(strict).read_text().strip() == "1"
         assert daemon.ctl("observe")[0] == 0
         wait_for(lambda: state(disk) == {**found, requests: "32"})

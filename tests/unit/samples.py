@@ -149,7 +149,7 @@ def guard() -> Snapshot:
     )  # fmt: skip
 
 
-FULL = ("the write cache is full, and syncs cost less than allowed: 4.0M; syncs cost 2.0 % of"
+FULL = ("write cache full, lowering the limit to speed up fsync: 4.0M; fsyncs take 2.0 % of"
         " 250M/s, 20 % allowed; p99 47 ms misses 5.0 ms")
 
 

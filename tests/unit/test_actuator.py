@@ -510,7 +510,7 @@ def test_restart_does_not_let_the_limits_jump(path: Path) -> None:
     following = Actuator(files, path, "restore")
     messages = following.start()
     assert files.writes == [] and following.originals == DEFAULT
-    assert f"of process {os.getpid()}, before it was dirty_ratio=20" in messages[0]
+    assert f"of process {os.getpid()}, original dirty_ratio=20" in messages[0]
     following.apply(*SECOND)
     ledger = load(path)
     assert ledger and ledger.written == (FIRST, SECOND)

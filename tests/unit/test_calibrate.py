@@ -511,11 +511,11 @@ def test_it_says_first_what_it_will_write_and_then_what_it_found(
     code, text = calibrated(FOUND)
     assert code == GOOD
     first, *rest = text.splitlines()
-    assert first.startswith("calibrate of sda: writes up to 8.1G to files without a name in /srv")
+    assert first.startswith("calibrate of sda: writes up to 8.1G to unlinked files in /srv")
     whole = " ".join(" ".join(rest).split())
     assert "drains 100M/s, behind a write cache that took 512M" in whole
     assert "limit vm.dirty_bytes = 2097152, vm.dirty_background_bytes = 1048576 (2.0M)" in whole
-    assert "price fsyncs at 70 % of their idle rate, the flood at 97 % of the disk's" in whole
+    assert "price fsyncs at 70 % of their idle rate, the flood at 97 % of the drain rate" in whole
     assert "kept 1 run: 100M/s, cache 512M, limit 2.0M" in whole
     assert load(tmp_path / "calibrations.json")["disk A"][0].limit_bytes == 2 * MB
     assert decode((tmp_path / "learned.json").read_bytes())["disk A"].drain_rate is not None
@@ -575,7 +575,7 @@ def test_the_result_is_kept_before_a_daemon_may_start_and_with_the_limits_restor
     else:
         code, text = calibrated(FOUND, host=Seen)
         assert code == (GOOD if failure is None else BAD_NEWS)
-        assert ("the daemon begins with them" in " ".join(text.split())) is (failure is None)
+        assert ("the daemon starts from them" in " ".join(text.split())) is (failure is None)
     assert hosts[0].done == ["restore", "keep", "close"]
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -327,7 +327,7 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
 
 
 def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
-    with pytest.raises(RequestError, match="15 bytes: the kernel takes .* with a unit, like 15M"):
+    with pytest.raises(RequestError, match="15 bytes: the kernel's minimum .* like 15M"):
         rig.daemon.handle("pin", {"bytes": 15}, 0)
     with pytest.raises(RequestError, match="15T is more than the .* of memory"):
         rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)

@@ -131,7 +131,7 @@ def test_a_profile_of_a_tuned_that_does_not_run_is_a_note(tmp_path: Path) -> Non
         "/proc/900/comm": "tunedish",
     }  # fmt: skip
     (rival,) = find_conflicting_tools(host(tmp_path, files))
-    assert rival.level == "note" and "tuned does not run" in rival.text
+    assert rival.level == "note" and "tuned is not running" in rival.text
 
 
 # ---- boot --------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_hooks_are_those_of_a_daemon_that_answers(
     here, forced = (
         ProbeInfo("libbpf", "tp_btf: block_rq_complete", hook, passed_over=why, refused=("x (no)",))
         for hook, why in (("fentry: ext4_sync_file", None),
-                          ("kprobe: ext4_sync_file", "fentry not there for xfs"))
+                          ("kprobe: ext4_sync_file", "fentry not available for xfs"))
     )  # fmt: skip
     monkeypatch.setattr(probe, "tried", lambda: here)
     tried = list(doctor_checks.probe(tmp_path))
@@ -168,7 +168,7 @@ def test_hooks_are_those_of_a_daemon_that_answers(
     status = status_json(replace(samples.guard(), probe=forced))
     monkeypatch.setattr(doctor_checks, "request", lambda *_, **__: status)
     told = list(doctor_checks.probe(tmp_path))
-    assert ("good", "fsync: kprobe: ext4_sync_file; fentry not there for xfs") in told
+    assert ("good", "fsync: kprobe: ext4_sync_file; fentry not available for xfs") in told
     assert "fentry:" not in str(told)
 
     of_older = {key: status["probe"][key] for key in ("request_hook", "fsync_hook", "misses")}

@@ -76,7 +76,7 @@ def test_no_two_branches_are_told_alike_and_no_other_has_a_state() -> None:
 
 
 def test_a_verdict_has_what_syncs_cost_and_what_they_may() -> None:
-    costs = "syncs cost 15 % of 256M/s, 20 % allowed"
+    costs = "fsyncs take 15 % of 256M/s, 20 % allowed"
     assert reasons.law(Rule.CUT, TARGET, flood(), BASIS).endswith(costs)
     # Where that is not known it is not told.
     for seen, basis in (
@@ -123,10 +123,12 @@ def test_no_limit_is_offered_below_the_floor(p99_s: float, share: float, prices:
 
 
 def test_what_comes_next_has_the_laws_figures() -> None:
-    assert "multiplied by 3 as long as that adds 12 %" in reasons.next_step(Rule.SEEK)
-    assert "3 s with a full cache" in reasons.next_step(Rule.MEASURE)
+    assert "multiplied by 3 as long as that raises throughput by 12 %" in (
+        reasons.next_step(Rule.SEEK)
+    )
+    assert "3 s with a full write cache" in reasons.next_step(Rule.MEASURE)
     note = reasons.objective_note()
-    assert "10 % more of the drain rate" in note and "for 20 s" in note and "after 10m0s" in note
+    assert "10 % more of the drain rate" in note and "for 20 s" in note and "10m0s later" in note
 
 
 # ---- control/explain.py ----------------------------------------------------
@@ -160,7 +162,7 @@ def test_what_comes_next_is_the_laws_and_of_the_objective_where_that_is_missed(
     assert not well[0].islower() and well.endswith(".") and "20 s" not in well
     assert late.startswith(well) and late.endswith(".")
     # Where the law steers; elsewhere nothing is spent for it.
-    said = "syncs may cost 10 % more of the drain rate" in late
+    said = "fsyncs may take 10 % more of the drain rate" in late
     assert said is (rule in (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM))
 
 
@@ -187,9 +189,9 @@ def test_the_reasoning_goes_from_what_was_seen_to_the_decision() -> None:
         "seen: 90 syncs/s, p50 8.0 ms, p99 15 ms, unloaded 0.20 ms",
         "seen: 71 % of sync time in slow syncs",
         "means: flood, the limit throttles its writers",
-        "means: write cache full, or none: syncs wait for the media",
+        "means: write cache full or absent: fsync waits for the media",
         "means: objective met: p99 15 ms within 20 ms",
-        "law: objective p99 20 ms; syncs cost 15 % of 256M/s, 20 % allowed",
+        "law: objective p99 20 ms; fsyncs take 15 % of 256M/s, 20 % allowed",
         "concluded",
     )
 
@@ -206,7 +208,7 @@ def test_what_is_not_known_is_not_told_as_a_figure() -> None:
         "means: flood, not throttled",
         "means: write cache has room: few syncs wait",
         "means: objective missed: oldest pending fsync 300 ms > 20 ms",
-        "law: objective p99 20 ms; the cost of syncs is measured once the drain rate is known",
+        "law: objective p99 20 ms; the share fsyncs take is measured once the drain rate is known",
         "concluded",
     )
     known = "means: write cache (about 512M) has room: few syncs wait"
@@ -259,7 +261,7 @@ def played(name: str, seconds: float) -> List[Told]:
 
 @pytest.mark.parametrize("name", ["flood", "battery-gone", "stick", "no-sync", "waves-5s"])
 def test_every_tick_has_its_reasons_and_they_have_its_figures(name: str) -> None:
-    costs = re.compile(r"syncs cost (\S+ %) of (\S+)/s")
+    costs = re.compile(r"fsyncs take (\S+ %) of (\S+)/s")
     checked = 0
     for device, seen, spent, said, why in played(name, 60.0):
         assert not said[0].islower() and said.endswith(".") and "{" not in said

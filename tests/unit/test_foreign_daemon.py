@@ -52,7 +52,7 @@ def test_a_lever_that_no_program_can_watch_was_set_by_an_unknown_process(
     rig.tick()
     assert len(alerts(rig)) == 1 and "an unknown process set" in alerts(rig)[0]
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert sum("an unknown process set" in line and "let go" in line for line in told) == 1
+    assert sum("an unknown process set" in line and "lever released" in line for line in told) == 1
     rig.tick(2 * SETTLE)
     assert host.read(name) == theirs and host.limits.dirty_bytes == PIN and len(alerts(rig)) == 1
     rig.daemon.handle("mode", {"mode": "enforce"}, 0)

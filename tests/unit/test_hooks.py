@@ -66,7 +66,7 @@ def test_what_better_hooks_do_not_do_is_told_by_filesystem(on: Callable[..., Cho
     choice = on(answer)
     assert choice.sync["ext4"].kind == "kprobe" and choice.sync["bdev"].kind == "fentry"
     assert choice.passed_over_summary() == (
-        "fentry not there for ext4 xfs btrfs; tp_btf not there for ext4"
+        "fentry not available for ext4 xfs btrfs; tp_btf not available for ext4"
     )
 
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_refuses_functions_leaves_system_calls(on: Callable[..., C
     assert choice.filesystems == ["ext4"] and choice.syscalls
     assert choice.passed_over_summary() == (
         "fentry refused for ext4 xfs btrfs bdev syncfs (not permitted);"
-        " kprobe not there for xfs btrfs bdev syncfs"
+        " kprobe not available for xfs btrfs bdev syncfs"
     )
     assert "O_DSYNC and msync on bdev" in choice.misses
 

@@ -714,8 +714,8 @@ def test_figures_in_reasons_are_those_of_the_manual() -> None:
     assert len(told) == len(rates) == 2
     for (kept, filesystem, of_fixed), rate in zip(told, rates):
         after = (slow, f"| {filesystem}, default limits")
-        fixed = cells("explanation/pacing.md", "1 MB, the best fixed limit", *after)
-        paced = cells("explanation/pacing.md", "the agent, pacing", *after)
+        fixed = cells("research/2026-11-pacing.md", "1 MB, the best fixed limit", *after)
+        paced = cells("research/2026-11-pacing.md", "the agent, pacing", *after)
         for said, figure in ((kept, paced[2]), (of_fixed, fixed[2]), (rate, paced[4])):
             assert float(said) == pytest.approx(float(figure) * 100)
 

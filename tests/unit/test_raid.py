@@ -345,9 +345,9 @@ def test_status_shows_what_was_read_from_a_cache_or_how_a_tools_word_agrees() ->
     assert "bcache 50 % full of 90M, write-back" in text
     told = backing(capacity_bytes=512 << 20, mode=CacheMode.WRITE_BACK)
     text = screen(told, cache_bytes=256.0 * (1 << 20), fill_source=None)
-    assert "write cache 256M by behaviour, 50 % of what storcli says" in text
-    assert "by behaviour" not in screen(told, cache_bytes=None, fill_source=None)
-    assert "by behaviour" not in screen(backing(), cache_bytes=256.0, fill_source=None)
+    assert "write cache 256M measured, 50 % of what storcli reports" in text
+    assert "measured" not in screen(told, cache_bytes=None, fill_source=None)
+    assert "measured" not in screen(backing(), cache_bytes=256.0, fill_source=None)
 
 
 def test_status_without_tools_says_that_nothing_is_known() -> None:
@@ -525,7 +525,7 @@ def test_a_size_that_may_be_noise_another_devices_or_the_kernels_is_not_told() -
         assert not host.names()
     host.second(backings=(said, replace(said, device="sdb")), **off)
     assert host.names() == [AlertName.CACHE_MISMATCH]
-    assert "storcli says that the write cache has 1.0G, but floods fill 4.9G: " in (
+    assert "storcli reports a write cache of 1.0G, but floods fill 4.9G: " in (
         host.alerts[0].summary
     )
     host.ends_in(**off)  # nobody asks the tool any more

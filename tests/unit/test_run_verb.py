@@ -148,7 +148,7 @@ def test_the_command_takes_our_place_under_systemd_where_the_user_has_one(
     )
     if manager == "none":
         assert (result.returncode, result.stdout) == (run_verb.NOT_EXECUTABLE, "")
-        assert result.stderr.startswith("writebackctl: run: no systemd of this user answers (Fail")
+        assert result.stderr.startswith("writebackctl: run: the systemd of this user does not")
         assert "XDG_RUNTIME_DIR=/run/user/1234" in result.stderr and "sudo" in result.stderr
         assert result.stderr.count("\n") == 1
     else:

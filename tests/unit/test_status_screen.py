@@ -272,12 +272,12 @@ def test_why_tells_the_whole_chain() -> None:
         "-> 4.0M (lowering)",
         "decision sda-58",
         "verdict  MISSES OBJECTIVE: p99 47 ms > 5.0 ms",
-        "cause    the write cache is full",
+        "cause    write cache full",
         "next     The limit falls until",
         "1. seen: writes 248M/s",
         "3. seen: 267 syncs/s",
         "means: flood",
-        "law: objective p99 5.0 ms; syncs cost 2.0 %",
+        "law: objective p99 5.0 ms; fsyncs take 2.0 %",
     )
     places = [text.index(words) for words in order]
     assert places == sorted(places)

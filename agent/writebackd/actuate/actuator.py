@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Writes the global dirty limits, reads them back, yields to other writers, restores.
 
-The levers beside them are written by lever_writer.py; both are in one ledger.
+Other levers are written by lever_writer.py; all are in one ledger.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from writebackd.kernel.vm import (
 from writebackd.types.levers import Action, ForeignWrite, Setting, VmLimits
 from writebackd.types.samples import VmState
 
-# For what goes home in children; systemd gives the exit 15 s.
+# Seconds to wait at exit for restores in children; systemd allows 15 s.
 _EXIT_WAIT_S = 6.0
 
 
 class Actuator:
-    """Holds the two pairs of global limits, all in bytes form, and `levers` beside them.
+    """Holds the two pairs of global limits, in bytes form, and other levers in `levers`.
 
-    After `start()`, `originals` is what `restore()` goes back to.  `dry_run` (the mode observe) may
-    be set at any time: `apply` then only tells what it would write, and first puts back what is
-    left of ours; call `restore()` when setting it.  Not for several threads.
+    After `start()`, `restore()` sets `originals`.  `dry_run` (observe mode) may be set at any time,
+    followed by `restore()`: `apply` then only returns what it would write, after restoring values
+    of ours that are left.  Not thread-safe.
     """
 
     originals: VmLimits
@@ -58,9 +58,9 @@ class Actuator:
         permit: Callable[[], None] = lambda: None,
         keep_first: Callable[[VmLimits], None] = lambda limits: None,
     ) -> None:
-        """`permit` raises LeaseLost where nothing but the originals may be written.
+        """`permit` raises LeaseLost if only originals may be written.
 
-        `keep_first` gets the originals before every write, and may raise OSError.
+        `keep_first` receives the originals before every write, and may raise OSError.
         """
         self.dry_run = False
         self.yielded = False
@@ -69,24 +69,24 @@ class Actuator:
         self._path = ledger_path
         self._permit = permit
         self._keep_first = keep_first
-        # Of the pairs that hold a value of ours, that value.
+        # The pairs that have a value of ours, with that value.
         self._ours: Dict[Pair, PairValue] = {}
         self._pretended: Optional[Tuple[int, int]] = None
-        # The pair's part of the ledger as it was saved last.
+        # The limits in the ledger as last saved.
         self._written: Tuple[Tuple[int, int], ...] = ()
-        # Why limits that were written do not hold; None where they do.
+        # Why written limits are not in force; None if they are.
         self.not_in_force: Optional[str] = None
         self.levers = Levers(files, lambda: self._store(self._written), permit)
-        self.started = False  # whether it is known whose values stand
+        self.started = False  # whether it is known which values are ours
         self._created_wall_s = time.time()
 
     def start(self) -> Tuple[str, ...]:
-        """Read what is there and resolve an older ledger; returns lines for the log.
+        """Read the current limits and an existing ledger; returns lines for the log.
 
-        Once more after the lease was lost: what is known is what the ledger says. Raises
-        LedgerError where a ledger is there but cannot be read: what stands may then be a limit of
-        ours, and must not become the original. Raises OSError or ValueError where the limits cannot
-        be read, or a ledger that holds no longer cannot be moved away.
+        Call it again after a lost lease, since only the ledger is valid then.  Raises LedgerError
+        if there is a ledger that cannot be read: the current limit may then be one of ours and must
+        not become the original.  Raises OSError or ValueError if the limits cannot be read, or an
+        outdated ledger cannot be moved.
         """
         self.started = False
         self.originals = limits = read_limits(self._files)
@@ -109,7 +109,7 @@ class Actuator:
         return (*(message for message in messages if message), *adopted)
 
     def _resolve(self, pair: Pair, limits: VmLimits, ledger: Ledger) -> Optional[str]:
-        """Whose value stands in `pair` after an earlier run of this boot."""
+        """Find out whether `pair` has a value of an earlier run or of another process."""
         current, original = pair.value(limits), pair.value(ledger.originals)
         if current == original:
             return None
@@ -118,22 +118,22 @@ class Actuator:
             self._set_original(pair, original)
             return (
                 f"adopted {pair.describe(current)} of process {ledger.pid}, "
-                f"before it was {pair.describe(original)}"
+                f"original {pair.describe(original)}"
             )
         return (
             f"{pair.describe(current)} was set by another process since process {ledger.pid} "
-            f"(before it: {pair.describe(original)}); it is the new original"
+            f"(original was {pair.describe(original)}); it is the new original"
         )
 
     def apply(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
         """Set both limits and read them back through /proc/vmstat; never raises.
 
-        The answer has one action for each file that had to change; none when the values are in
-        force already, or after a yield.  Values that are set and not in force fail in every call.
-        If one file cannot be written, the other is put back as it was.
+        Returns an action for each file that had to change; none if the values are already in force,
+        or after a yield.  Values that are set but not in force fail in every call.  If one file
+        cannot be written, the other is set back.
         """
         if self.dry_run:
-            # Values adopted from a crashed run, or left by a restore that failed.
+            # Values adopted from a crashed run, or left by a failed restore.
             if self._ours:
                 return self.restore_limits()
             return self._pretend(limit_bytes, background_bytes)
@@ -145,11 +145,11 @@ class Actuator:
     def apply_settings(
         self, settings: Sequence[Setting], keep_adopted: bool = False
     ) -> Tuple[Action, ...]:
-        """Set the levers beside the pair, and bring home those not named; never raises.
+        """Set the other levers, and restore those not in `settings`; never raises.
 
-        After `apply`, because a BDI's limits are fractions of the global one. What may hang is done
-        in the background: its action comes with a later call, so that one is due in every tick.
-        `keep_adopted` leaves what an earlier run set until somebody asks for it.
+        Call it after `apply`, because a BDI's limits are fractions of the global one.  Writes that
+        may hang run in the background and return their action in a later call, so call it in every
+        tick.  `keep_adopted` leaves levers of an earlier run alone until they are in `settings`.
         """
         if self.dry_run:
             return self.levers.restore().actions or self.levers.pretend(settings)
@@ -168,7 +168,7 @@ class Actuator:
             if not problem:
                 self.not_in_force = None
                 return ()
-            # In the same words each time: log and history have them once.
+            # The same text each time, so that log and history have it once.
             self.not_in_force = self.not_in_force or problem
             return _failed(PAIRS, wanted, limits, self.not_in_force)
         strangers = self.foreign(limits)
@@ -195,8 +195,8 @@ class Actuator:
                 self._permit()
                 write_lever(self._files, pair.bytes_lever, wanted[pair])
             except LeaseLost as error:
-                # The watcher brings all home, and `before` is no home; what went out
-                # before it came is known, for `restore`.
+                # The watcher restores, so do not set `before` back; but remember for
+                # `restore` what was written before the loss.
                 self._ours.update((done, (wanted[done], 0)) for done in todo[:index])
                 return _failed(todo, wanted, before, explain(error))
             except OSError as error:
@@ -234,9 +234,9 @@ class Actuator:
         return "".join(problems)
 
     def set_on_exit(self, on_exit: str) -> None:
-        """What `finish` shall do; whoever restores from the ledger is told, too."""
+        """Set what `finish` does, also in the ledger for a restore by another process."""
         self.on_exit = on_exit
-        with contextlib.suppress(OSError):  # the next write of a limit tells it
+        with contextlib.suppress(OSError):  # the next write of a limit saves it as well
             if len(self._ours) == len(PAIRS):
                 self._save({pair: self._ours[pair][0] for pair in PAIRS})
             elif self.levers.entries:
@@ -244,12 +244,12 @@ class Actuator:
 
     @property
     def held_limit_bytes(self) -> Optional[int]:
-        """The limit that stands as ours: written, or adopted at the start."""
+        """The limit of ours that is set: written, or adopted at the start."""
         ours = self._ours.get(LIMIT)
         return ours[0] or None if ours is not None else None
 
     def foreign(self, limits: VmLimits) -> Tuple[ForeignWrite, ...]:
-        """What somebody else set in the place of our limits, as `limits` shows it."""
+        """Values in `limits` that another process set in place of ours."""
         if self.dry_run:
             return ()
         found = []
@@ -261,12 +261,12 @@ class Actuator:
         return tuple(found)
 
     def yield_(self) -> Tuple[Action, ...]:
-        """Leave the limits to others until `take_over`: put back what is still ours."""
+        """Leave the limits to others until `take_over`, and restore what is still ours."""
         self.yielded = True
         return self.restore()
 
     def take_over(self) -> None:
-        """Act again after a yield: what stands now is what to go back to."""
+        """End a yield: the current values become the originals."""
         self.yielded = False
         self.levers.take_over()
         limits = read_limits(self._files)
@@ -275,23 +275,23 @@ class Actuator:
                 self._set_original(pair, pair.value(limits))
 
     def restore(self) -> Tuple[Action, ...]:
-        """Put back all originals, the limits first; never raises.
+        """Restore all originals, the limits first; never raises.
 
-        What may hang goes home in the background: `apply_settings` has the rest.
+        Writes that may hang run in the background; `apply_settings` returns their actions.
         """
         return self.restore_limits() + (self.levers.restore().actions if self.started else ())
 
     def restore_limits(self) -> Tuple[Action, ...]:
-        """Put back the limits in their form, where our values still stand; never raises.
+        """Restore the limits that still have our values, in their original form; never raises.
 
-        A pair that somebody else has set stays, and becomes the original.  The
-        ledger is removed once no value of ours is left; it is kept as
-        `ledger.json.old` where somebody else's value stands.
+        A pair that another process has set is left alone and becomes the original.  The ledger is
+        removed once no value of ours is left, or renamed to `ledger.json.old` if another process's
+        value is set.
         """
         self._pretended = None
         if not self.started:
-            # Stopped before start() came to an end: a ledger that is there is
-            # an earlier run's, and all that is known of the originals.
+            # Stopped before start() finished: an existing ledger is an earlier run's, and the only
+            # record of the originals.
             return ()
         outcome = restore_pairs(
             self._files, self.originals, {pair: (ours,) for pair, ours in self._ours.items()}
@@ -307,11 +307,11 @@ class Actuator:
         return outcome.actions
 
     def finish(self) -> Tuple[Action, ...]:
-        """At exit: restore, unless the policy says keep, which is about the limits.
+        """At exit: restore, except the limits if the policy says on-exit = keep.
 
-        The levers beside them go home in any case: a pace or a queue that
-        nobody adapts any more would do harm.  Kept values keep their ledger, so
-        `writebackctl restore` can undo them and the next start adopts them.
+        Other levers are always restored: a pace or queue setting that is no longer adapted would do
+        harm.  The ledger of kept limits stays, so that `writebackctl restore` can undo them and the
+        next start adopts them.
         """
         keep = self.on_exit == "keep" and self._ours
         actions = () if keep else self.restore_limits()
@@ -341,14 +341,14 @@ class Actuator:
 
     def _save(self, wanted: Mapping[Pair, int]) -> None:
         new = (wanted[LIMIT], wanted[BACKGROUND])
-        # Where a pair holds nothing of ours (or a bare ratio, see is_ours) the
-        # new value stands in: it is about to be ours.
+        # For a pair without a value of ours (or with a bare ratio, see is_ours) use the new value,
+        # which is about to be ours.
         last = tuple(self._ours.get(pair, (0, 0))[0] or wanted[pair] for pair in PAIRS)
         written = ((last[0], last[1]), new)
         self._store(written if written[0] != new else (new,))
 
     def _store(self, written: Tuple[Tuple[int, int], ...]) -> None:
-        """Save the ledger with this part of the pair's; remove it when it says nothing."""
+        """Save the ledger with these limits; remove it if it would be empty."""
         if written or self.levers.entries:
             replace(self._ledger(), written=written).save(self._path)
         else:
@@ -372,8 +372,8 @@ def _holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:
 
 
 def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
-    """Lowering begins with the background limit, so that the flusher starts
-    before writers are held back; raising lets the writers go first."""
+    """The order of writes: a lower background limit first, so that the flusher starts before
+    writers are throttled; a higher limit first, to release writers."""
     if wanted[LIMIT] < state.threshold_bytes:
         return BACKGROUND, LIMIT
     return LIMIT, BACKGROUND
@@ -382,7 +382,7 @@ def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
 def _action(
     pair: Pair, wanted: Mapping[Pair, int], before: Optional[VmLimits], error: Optional[str] = None
 ) -> Action:
-    """The write of one bytes file; `old` names the ratio where that was in force."""
+    """The write of one bytes file; `old` names the ratio if that was in force."""
     old = "unknown"
     if before is not None:
         value = pair.value(before)

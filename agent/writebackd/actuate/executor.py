@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Carries out decisions, puts everything back, adopts what an earlier run of the daemon left.
+"""Carries out decisions, restores all settings, adopts settings of an earlier run.
 
 Every write is logged and counted.
 """
@@ -24,16 +24,15 @@ log = logging.getLogger(__name__)
 
 Actions = Tuple[Action, ...]
 
-# After a restart the limits adopted from the run before are kept this long,
-# which is what it takes to see again whether anybody syncs.
+# Seconds.  After a restart, adopted limits are kept until sync demand has been measured again.
 ADOPTED_HOLD_S = 15.0
 
 
 class Executor:
-    """The daemon's way to the levers. Nothing here raises, but for `switch`."""
+    """The daemon's access to the levers. Nothing here raises except `switch`."""
 
     def __init__(self, actuator: Actuator, count: Callable[[Actions], None]) -> None:
-        """`count` gets the writes that were really tried."""
+        """`count` receives the writes that were actually tried."""
         self._actuator = actuator
         self._count = count
         self._refusals: Dict[str, str] = {}  # by lever, the last error that was logged
@@ -45,7 +44,7 @@ class Executor:
     def execute(
         self, decision: Decision, memory: Memory, was_yielded: bool, now_s: float
     ) -> Actions:
-        """The decision; after a foreign write, let go of all that is ours."""
+        """Carry out the decision; after a foreign write, release everything instead."""
         if memory.yielded is not None:
             if not was_yielded:
                 log.warning(
@@ -53,7 +52,7 @@ class Executor:
                     extra=journal_fields.foreign_limits(memory.intrusions),
                 )
                 return self._logged(self._actuator.yield_())
-            # Restores that run in the background come to their end here.
+            # Collects the results of restores in the background.
             return self._logged(self._actuator.apply_settings(()))
         if decision.limit_bytes is None or decision.background_bytes is None:
             actions = self._actuator.restore_limits()
@@ -64,13 +63,13 @@ class Executor:
         return self._logged(actions, decision.reason, decision.decision_id)
 
     def switch(self, mode: Mode) -> Actions:
-        """Before the mode changes: observe restores, for enforce what stands is the original.
+        """Call before a mode change: observe restores; enforce takes current values as originals.
 
-        Raises OSError or ValueError where that cannot be read.
+        Raises OSError or ValueError if these cannot be read.
         """
         if mode is Mode.OBSERVE:
             return self.restore()
-        # After a yield what stands now is somebody else's wish, and what to go back to.
+        # After a yield the current values are another process's, and become the originals.
         self._actuator.take_over()
         return ()
 
@@ -78,13 +77,13 @@ class Executor:
         return self._logged(self._actuator.restore())
 
     def finish(self) -> Actions:
-        """At exit: restore, or keep, as the policy says."""
+        """At exit: restore or keep, as `on-exit` in the policy says."""
         return self._logged(self._actuator.finish())
 
     def _logged(
         self, actions: Actions, reason: str = "", decision_id: Optional[str] = None
     ) -> Actions:
-        """`reason`: the decision's; empty where the originals came back."""
+        """`reason` is the decision's; empty for a restore."""
         failed: Dict[str, List[str]] = {}
         tried = []
         for action in actions:
@@ -108,7 +107,7 @@ class Executor:
             self._count(tuple(tried))
         # A refused write is tried again in every tick, and logged once.
         for error, values in failed.items():
-            # The global limit does instead, as the policy's `per-device` means it to.
+            # No error: without per-device limits the global limit is used.
             level = logging.INFO if error == bdi.MISSING else logging.ERROR
             log.log(level, "%s failed: %s", ", ".join(values), error)
         return actions
@@ -117,7 +116,7 @@ class Executor:
 def taken_over(
     memory: Memory, actuator: Actuator, devices: Sequence[Device], now_s: float
 ) -> Memory:
-    """The memory to begin with, when an earlier run has left something that stands."""
+    """The initial memory, with what was adopted from an earlier run."""
     adopted = actuator.held_limit_bytes
     if memory.mode is not Mode.ENFORCE or (adopted is None and not actuator.levers.entries):
         return memory

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """One daemon per host: the lock, and the limits from before the first daemon.
 
-Two would take each other's limits for what the host had.  Lock and records lie in one
+Two daemons would take each other's limits for the host's originals.  Lock and records are in a
 fixed directory below the root whose kernel files are written.
 """
 
@@ -26,13 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class HostLock:
-    """Held by the daemon as long as it lives.
-
-    Also by one that observes: it may be told to enforce at any time.
-    """
+    """Held for the daemon's lifetime, also in observe mode, since it may enforce at any time."""
 
     def __init__(self, files: KernelFiles, runtime_dir: Path) -> None:
-        """Restores first what a daemon with another runtime directory has left.
+        """Restores first the settings of a daemon with another runtime directory.
 
         Raises AlreadyRunning, OSError or ValueError.
         """
@@ -52,7 +49,7 @@ class HostLock:
             raise
 
     def keep_first(self, limits: VmLimits) -> None:
-        """Due before every write; saved once since boot. Raises OSError."""
+        """Call before every write; saves once per boot. Raises OSError."""
         if self._first_kept:
             return
         if first_found(self._files) is None:
@@ -61,7 +58,7 @@ class HostLock:
         self._first_kept = True
 
     def close(self) -> None:
-        """Where nothing is left in force, nobody has to look for it. Never raises."""
+        """Release the lock; remove the record if no setting is in force. Never raises."""
         if not (self._runtime_dir / LEDGER).exists():
             with contextlib.suppress(OSError):
                 os.unlink(self._dir / IN_USE)
@@ -73,7 +70,7 @@ class HostLock:
 
 
 def first_found(files: KernelFiles) -> Optional[VmLimits]:
-    """The limits before the first write of any writebackd since boot; None where none wrote."""
+    """The limits before the first write of any writebackd since boot; None if none wrote."""
     try:
         body = parse_json((_host_dir(files) / FIRST).read_bytes())
         limits, boot = parse_limits(body["limits"]), body["boot_id"]
@@ -88,13 +85,13 @@ def _host_dir(files: KernelFiles) -> Path:
 
 
 def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
-    """What stands by a ledger other than ours is no original of this host's."""
+    """Restore limits recorded in another run's ledger: these are not the host's originals."""
     last = runtime_dir_in_use(host_dir).resolve()
     if last == runtime_dir:
         _refuse_unknown(files, host_dir, runtime_dir)
         return
-    if is_locked(last):  # an earlier release, which knows no lock of the host
-        raise AlreadyRunning(f"writebackd is running already ({last}): stop it first")
+    if is_locked(last):  # an earlier release, without a host lock
+        raise AlreadyRunning(f"writebackd is already running ({last}): stop it first")
     if not (last / LEDGER).exists():
         _refuse_unknown(files, host_dir, runtime_dir)
         return
@@ -111,7 +108,7 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
 
 
 def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
-    """The ledger of one that was killed may be hidden from here: PrivateTmp= of the unit."""
+    """Refuse if the ledger of a killed daemon is not visible, as with PrivateTmp= in its unit."""
     record = host_dir / IN_USE
     try:
         last = Path(os.fsdecode(record.read_bytes()))
@@ -122,7 +119,7 @@ def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> No
         return
     if not last.is_dir() or (last / LEDGER).exists():
         raise AlreadyRunning(
-            f"an earlier writebackd did not end in order, and its ledger in {last} cannot be"
+            f"an earlier writebackd did not exit cleanly, and its ledger in {last} cannot be"
             " used here: `sudo writebackctl restore`, or with --first-found for"
             f" {in_words(first)}; if the limits are your own, remove {record}"
         )

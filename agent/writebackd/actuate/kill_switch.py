@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The kill switch: a file that makes the daemon restore the originals and stop writing.
 
-For whoever has no time to find out how to talk to it, and for tools that only know how to make a
-file.  While one is there, in whatever form, nothing is written; when it is gone the daemon goes on.
+For emergencies, and for tools that can only create a file.  While such a file exists, of any type,
+nothing is written; after its removal the daemon continues.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Optional
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import OFF, OFF_ON_DISK, RUNTIME_DIR
 
-# The file in /etc is looked at so often.
+# Seconds between checks of the file in /etc.
 _LOOK_S = 1.0
 
 
 class KillSwitch:
-    """Only files in memory are looked at by the loop itself.
+    """The loop itself checks only files in memory.
 
-    /etc may lie on the disk that hangs, and even a look at a file may then wait:
-    a thread looks, and while it waits what it saw last holds.
+    /etc may be on a disk that hangs, where even stat(2) may block.  So a thread checks it, and
+    while it blocks the last result is used.
     """
 
     def __init__(self, in_memory: Path, on_disk: Path, *also_in_memory: Path) -> None:
-        """Look at each once, before anything is written, and start the thread."""
+        """Check each file once before anything is written, and start the thread."""
         self._in_memory = {path: _is_there(path, True) for path in (in_memory, *also_in_memory)}
         self._on_disk = on_disk
         self._closing = threading.Event()
@@ -35,7 +35,7 @@ class KillSwitch:
         threading.Thread(target=self._look, name="off", daemon=True).start()
 
     def file(self) -> Optional[Path]:
-        """The file that says so; None when all are gone.  Waits for no disk."""
+        """The existing kill-switch file; None if there is none.  Never waits for a disk."""
         for path, seen in self._in_memory.items():
             self._in_memory[path] = _is_there(path, seen)
         there = [path for path, seen in self._in_memory.items() if seen]
@@ -51,15 +51,15 @@ class KillSwitch:
 
 
 def of_host(files: KernelFiles, runtime_dir: Path) -> KillSwitch:
-    """That of the host, whatever `runtime_dir` is: who makes the file in a hurry knows no other."""
+    """The host's file, whatever `runtime_dir` is: in an emergency people know no other."""
     in_memory = files.path(str(RUNTIME_DIR / OFF))
     return KillSwitch(runtime_dir / OFF, files.path(OFF_ON_DISK), in_memory)
 
 
 def _is_there(path: Path, before: bool) -> bool:
-    """Whether there is such a file; where the disk does not tell, it is as it was `before`."""
+    """Whether the file exists; `before` if the disk gives an error."""
     try:
-        # A link is a file that is there: what it points at may be on another disk.
+        # A symbolic link counts as a file: its target may be on another disk.
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False

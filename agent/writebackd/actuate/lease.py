@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The lease: until when the limits stand without a renewal by the daemon.
+"""The lease: how long the limits stay in force if the daemon does not renew it.
 
-Two files of one line each in the runtime directory, each with one writer, so that none can undo the
-other's word: in `lease` the daemon says until when, in `watch` the watcher (watcher.py) says up to
-which epoch it has called leases in. The daemon holds its lease while its epoch is the higher one.
-The lines have a fixed length and are written over in place; a checksum tells a torn or damaged one.
+There are two files of one line each in the runtime directory, each with a single writer.  In
+`lease` the daemon writes when its lease ends; in `watch` the watcher (watcher.py) writes up to
+which epoch leases are revoked.  The daemon holds its lease while its epoch is higher.  The lines
+have a fixed length and are overwritten in place; a checksum detects torn and damaged ones.
 
-The clock is CLOCK_MONOTONIC, which stands still while the machine is suspended, as both processes
-do: with CLOCK_BOOTTIME every resume would find the lease run out, and whether the limits jump would
-be a race between two processes that wake up.
+The clock is CLOCK_MONOTONIC, which stops during a suspend like both processes.  With CLOCK_BOOTTIME
+the lease would have expired at every resume, and the two processes would race.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from writebackd.actuate.lock import hold, open_private
 from writebackd.paths import LEASE, WATCH
 
 DEFAULT_S = 10.0
-# The daemon writes nothing in the last part of its lease: this long it may be off the
-# processor between looking at the clock and the write, and not write behind the watcher.
+# Share of the lease.  The daemon writes nothing in this last part of it.  So it may lose the
+# processor for that long between its check of the clock and a write, without writing after the
+# watcher has restored.
 GUARD_SHARE = 0.1
 
 _LINE = 128  # bytes
@@ -35,14 +35,14 @@ _LEASE, _WATCH = "writebackd-lease 1", "writebackd-watch 1"  # with the version 
 
 
 class LeaseLost(OSError):
-    """The settings are not ours to change at the moment: the lease ran out, or was called in."""
+    """No settings may be changed now: the lease expired or was revoked."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ECANCELED, text)
 
 
 class LeaseLine(NamedTuple):
-    """What the daemon says.  `until_s` and `length_s` on CLOCK_MONOTONIC; 0: let go."""
+    """The daemon's line.  `until_s` is on CLOCK_MONOTONIC; 0: released."""
 
     epoch: int
     until_s: float
@@ -51,16 +51,16 @@ class LeaseLine(NamedTuple):
 
     @property
     def released(self) -> bool:
-        """An orderly stop: what is set, if anything, is meant to stay."""
+        """Whether the daemon stopped cleanly: settings that remain are meant to stay."""
         return self.until_s <= 0
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds that are left, 0 at least; a line of an earlier boot lasts one lease."""
+        """Seconds left; at most one lease, in case the line is from an earlier boot."""
         return max(0.0, min(self.until_s - now_s, self.length_s))
 
 
 class WatchLine(NamedTuple):
-    """What the watcher says: `state` is watching, restoring, restored or failed."""
+    """The watcher's line: `state` is watching, restoring, restored or failed."""
 
     revoked: int
     beat_s: float
@@ -69,7 +69,7 @@ class WatchLine(NamedTuple):
 
 
 def read_lease(fd: int) -> Optional[LeaseLine]:
-    """The daemon's line; None where there is none, or it is damaged."""
+    """The daemon's line; None if it is missing or damaged."""
     try:
         epoch, until, length, pid = _read(fd, _LEASE)
         return LeaseLine(int(epoch), float(until), float(length), int(pid))
@@ -78,7 +78,7 @@ def read_lease(fd: int) -> Optional[LeaseLine]:
 
 
 def read_watch(fd: int) -> Optional[WatchLine]:
-    """The watcher's line; None where there is none, or it is damaged."""
+    """The watcher's line; None if it is missing or damaged."""
     try:
         revoked, beat, state, pid = _read(fd, _WATCH)
         return WatchLine(int(revoked), float(beat), state, int(pid))
@@ -98,10 +98,10 @@ def write_watch(fd: int, line: WatchLine) -> None:
 
 @contextlib.contextmanager
 def restoring(lease_fd: int, wait_s: float) -> Iterator[bool]:
-    """One hand at a time takes settings home, or takes them up; whether it is this one.
+    """Lock for restoring or adopting settings, one process at a time; yields whether it was taken.
 
-    The lock goes with the process that has it.  One that was stopped with the
-    lock in its hand is waited for no longer than `wait_s` (seconds).
+    The kernel releases the lock when its holder dies.  A holder that is stopped (SIGSTOP) is waited
+    for no longer than `wait_s` seconds.
     """
     if not hold(lease_fd, wait_s):
         yield False
@@ -113,7 +113,7 @@ def restoring(lease_fd: int, wait_s: float) -> Iterator[bool]:
 
 
 class Lease:
-    """The daemon's hand on it.  `take` first; then `renew` in every good tick."""
+    """The daemon's side of the lease.  `take` first; then `renew` in every readable tick."""
 
     def __init__(self, runtime_dir: Path, length_s: float) -> None:
         """Raises OSError."""
@@ -125,26 +125,25 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until it runs out, if nothing renews it."""
+        """Seconds until it expires unless renewed."""
         return max(0.0, self._until_s - time.monotonic())
 
     @property
     def lost(self) -> bool:
-        """Whether it was called in: the settings have gone home, or are on their way.
+        """Whether it was revoked: the settings were restored, or are being restored.
 
-        Also where the file says something else than what was written: then the
-        watcher may have judged by that.
+        Also if the file does not have what was written, since the watcher may have acted on that.
         """
         line, watch = read_lease(self._fd), read_watch(self._watch_fd)
         if line is None or line.epoch != self._epoch:
             return True
-        # A line that cannot be read is no word of the watcher's; it mends it within a second.
+        # An unreadable line is no revocation; the watcher rewrites it within a second.
         return watch is not None and watch.revoked >= self._epoch
 
     def take(self, wait_s: float = 0.0) -> bool:
-        """Begin a new lease; False while somebody restores. Raises OSError.
+        """Begin a new lease; False while another process restores. Raises OSError.
 
-        What is in the ledger has to be read after it.
+        Read the ledger only after this.
         """
         with restoring(self._fd, wait_s) as free:
             if free:
@@ -155,21 +154,21 @@ class Lease:
         return free
 
     def renew(self) -> bool:
-        """For another `length_s`; False when it was called in. Raises OSError."""
+        """Extend the lease to `length_s` from now; False if it was revoked. Raises OSError."""
         if self.lost:
             return False
         self._write(time.monotonic() + self.length_s)
         return True
 
     def permit(self) -> None:
-        """Raises LeaseLost where nothing may be written now; to be asked right before a write."""
+        """Raises LeaseLost if nothing may be written now; call it right before every write."""
         if self.lost:
             raise LeaseLost("lease revoked, original limits are being restored")
         if self.remaining_s < GUARD_SHARE * self.length_s:
             raise LeaseLost("lease about to expire")
 
     def release(self) -> None:
-        """After an orderly stop: nothing is to be restored any more. Never raises."""
+        """End the lease at a clean stop: the watcher has nothing to restore. Never raises."""
         with contextlib.suppress(OSError):
             self._write(0.0)
 
@@ -183,7 +182,7 @@ class Lease:
 
 
 def _read(fd: int, kind: str) -> List[str]:
-    for _ in range(2):  # the second time where a write came in between
+    for _ in range(2):  # read again in case a write came in between
         try:
             text = os.pread(fd, _LINE, 0).decode("ascii")
         except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Holds the lease over the daemon's life: takes it, loses it, takes it again."""
+"""Holds the lease for the daemon's lifetime, and takes it again after a loss."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 
 
 class LeaseHolder(Lease):
-    """A lease that counts its `losses`; the watcher, which needs none of this, has no logging."""
+    """A lease that counts and logs its losses; not in lease.py, as the watcher has no logging."""
 
     def __init__(self, runtime_dir: Path, length_s: float) -> None:
-        """Takes it, as `take_first`."""
+        """Calls `take_first`."""
         super().__init__(runtime_dir, length_s)
         self.losses = 0
         self._runtime_dir = runtime_dir
-        self._not_taken_up: Optional[str] = None  # why a lost lease is not held again
+        self._not_taken_up: Optional[str] = None  # why a lost lease was not taken again
         self.take_first()
 
     def take_first(self) -> None:
-        """Raises AlreadyRunning where somebody restores, and does not come to an end."""
+        """Raises AlreadyRunning if another process is restoring and does not finish."""
         if not self.take(WAIT_S):
             raise AlreadyRunning(
                 f"limits of an earlier writebackd are still being restored ({self._runtime_dir}):"
@@ -35,13 +35,13 @@ class LeaseHolder(Lease):
             )
 
     def take_again(self, begin_anew: Callable[[], None]) -> str:
-        """The lease was lost: what was set is home, or on its way. Begin anew from there.
+        """Take the lease again after a loss, when the settings are or are being restored.
 
-        `begin_anew` may raise LedgerError, OSError or ValueError: the lease is not held then.
-        The answer is how far that has come, for whoever asks.
+        `begin_anew` may raise LedgerError, OSError or ValueError; then the lease is not held.
+        Returns the progress, for the status.
         """
         if not self.take():
-            # The watcher is at it: nothing is written before it has done.
+            # The watcher is restoring: write nothing until it has finished.
             return "lease expired, original limits are being restored"
         if self._not_taken_up is None:
             self.losses += 1
@@ -49,7 +49,7 @@ class LeaseHolder(Lease):
         try:
             begin_anew()
         except (LedgerError, OSError, ValueError) as error:
-            self._epoch = 0  # it counts as lost, and runs out
+            self._epoch = 0  # so that it counts as lost, and expires
             problem = f"limits not applied again yet: {error}"
             if problem != self._not_taken_up:
                 log.error("%s", problem)

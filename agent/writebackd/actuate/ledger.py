@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The ledger in /run: original and written values of every lever, saved before a write.
 
-It lies in the runtime directory (memory: no disk can hold it up, and a reboot
-forgets it together with the limits) and is written *before* the kernel files,
-so that after a crash at any point the way home is known.
+It is in the runtime directory, which is in memory: no disk can delay it, and a reboot removes it
+together with the limits.  It is written *before* the kernel files, so that the originals are known
+after a crash at any point.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ _WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only
 ON_EXIT = ("restore", "keep")
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# proc_do_uuid(): "%pU". Anything else is no word on which boot this is.
+# The format of proc_do_uuid(), "%pU".  Anything else is not a boot id.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# A ledger has about 400 bytes, and 200 for each lever beside the global pair;
-# more is something else.
+# A ledger has about 400 bytes plus 200 for each other lever; a larger file is something else.
 _MAX_BYTES = 1 << 20
 
 
 class LedgerError(Exception):
-    """The ledger is there but cannot be used; the text says what to do."""
+    """The ledger exists but cannot be used; the text says what to do."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
-            f"{path} {problem}, so the limits from before writebackd are not known and nothing "
-            "is touched. Set what this host shall have (the kernel's default: sysctl -w "
+            f"{path} {problem}, so the original limits are unknown and nothing was changed. Set "
+            "the limits that this host should have (the kernel's default: sysctl -w "
             "vm.dirty_ratio=20 vm.dirty_background_ratio=10), then remove the file."
         )
 
 
 @dataclass(frozen=True)
 class LeverEntry:
-    """A lever beside the global pair, as text: what it was, and the last two of ours.
+    """A lever other than the global limits, as text: the original and our last two values.
 
     `identity` (lever_files.py) tells the device or cgroup from a later one of the same name.
     """
@@ -72,8 +71,8 @@ class LeverEntry:
 class Ledger:
     """`written` has the last two `(limit_bytes, background_bytes)`, the newest last.
 
-    Two, because the ledger is saved first: a crash may leave either of them in the kernel files, or
-    one half of each.  None, where the global pair holds nothing of ours.
+    Two, because the ledger is saved first: after a crash the kernel files may have either, or one
+    half of each.  Empty if the global limits have no value of ours.
     """
 
     boot_id: str
@@ -85,14 +84,14 @@ class Ledger:
     levers: Tuple[LeverEntry, ...] = ()
 
     def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
-        """The values of `pair` that are known to be this daemon's."""
+        """The values of `pair` that this daemon may have written."""
         return tuple((entry[0 if pair is LIMIT else 1], 0) for entry in self.written)
 
     def is_of_an_earlier_boot(self, files: KernelFiles) -> bool:
-        """Only where both boots are known to be others: the levers of that one are gone.
+        """Whether both boot ids are known and differ: then the reboot has reset all levers.
 
-        Taken for an earlier boot's because a file could not be read for a moment, it would be
-        set aside, and nobody would know the way home. Resolved, it touches our values only.
+        A ledger mistaken for an earlier boot's, because a file could not be read for a moment,
+        would be set aside and the originals lost.  Using it is safe: it only changes our values.
         """
         now = boot_id(files)
         return bool(now and self.boot_id) and now != self.boot_id
@@ -100,14 +99,14 @@ class Ledger:
     def save(self, path: Path) -> None:
         """Raises OSError.
 
-        No fsync: it has to outlive the process, not the machine, and the loop
-        may not wait for a disk.
+        No fsync: it must outlive the process, not the machine, and the loop must not wait for a
+        disk.
         """
         save_json(path, {"version": _VERSION, **asdict(self)})
 
 
 def load(path: Path) -> Optional[Ledger]:
-    """The ledger at `path`; None where there is none. Raises LedgerError."""
+    """The ledger at `path`; None if there is none. Raises LedgerError."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES)
@@ -122,7 +121,7 @@ def load(path: Path) -> Optional[Ledger]:
 
 
 def save_json(path: Path, body: Dict[str, Any]) -> None:
-    """`body` with a checksum, for `parse_json`. Raises OSError."""
+    """Save `body` with a checksum, for `parse_json`. Raises OSError."""
     write_whole(path, json.dumps({**body, "crc32": _checksum(body)}).encode() + b"\n")
 
 
@@ -131,9 +130,9 @@ def write_whole(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".new")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        # Bytes: a text file's codec is a module that Python would look for on the disk now.
+        # Bytes: for text, Python would now look for a codec module on the disk.
         with open(fd, "wb") as file:
-            os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
+            os.fchmod(fd, 0o644)  # readable without root, whatever the umask
             file.write(data)
         os.replace(temporary, path)
     except OSError as error:
@@ -143,7 +142,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def parse_json(data: bytes) -> Dict[str, Any]:
-    """What `save_json` has saved. Raises ValueError or KeyError."""
+    """Parse what `save_json` saved. Raises ValueError or KeyError."""
     body = json.loads(data.decode("ascii"))
     if not isinstance(body, dict):
         raise ValueError("not a JSON object")
@@ -161,7 +160,7 @@ def parse_limits(body: Mapping[str, Any]) -> VmLimits:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a ledger that holds no longer, so that a person can still read it.
+    """Rename an outdated ledger, so that it can still be read.
 
     Returns the new name. Raises OSError.
     """
@@ -171,18 +170,18 @@ def set_aside(path: Path) -> Path:
 
 
 def keep_copy(path: Path) -> None:
-    """As `set_aside`, but the ledger stays where it is. Raises OSError."""
+    """As `set_aside`, but copy the ledger. Raises OSError."""
     write_whole(path.with_name(path.name + ".old"), path.read_bytes())
 
 
 def boot_id(files: KernelFiles) -> str:
-    """The id of this boot; empty where the kernel does not tell."""
+    """The id of this boot; empty if the kernel does not report it."""
     text = files.try_read(_BOOT_ID) or ""
     return text if _UUID.fullmatch(text) else ""
 
 
 def _checksum(body: Dict[str, Any]) -> str:
-    """Tells a flipped bit in a number, which would still be JSON."""
+    """Detects a flipped bit in a number, which would still be valid JSON."""
     text = json.dumps({key: body[key] for key in body if key != "crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Restores the originals from the ledger, with a running daemon or without."""
+"""Restores the originals from the ledger, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from writebackd.kernel.vm import PAIRS, Pair, PairValue, in_words, read_limits, 
 from writebackd.paths import LEASE, LEDGER
 from writebackd.types.levers import Action, ForeignWrite, VmLimits
 
-# What hangs is waited for so long; ExecStopPost= has 15 s.
+# Seconds to wait for writes that hang; ExecStopPost= has 15 s.
 WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """The answer of `writebackctl restore`; `lines` are for people.
+    """The result of `writebackctl restore`; `lines` are for display.
 
-    `restored`: all four files are as they were.  `nothing`: there is nothing
-    to undo.  `foreign`: what was ours is undone, somebody else's value stands.
-    `failed`: see the lines; the ledger is still there, so it can be tried again.
+    `restored`: all four files have their originals.  `nothing`: there is nothing to undo.
+    `foreign`: our values were undone, another process's value stays.  `failed`: see the lines; the
+    ledger is kept for another try.
     """
 
     status: str
@@ -41,8 +41,8 @@ class RestoreResult:
 def is_ours(current: PairValue, original: PairValue, ours: Collection[PairValue]) -> bool:
     """Whether `current` is a value of ours.
 
-    A ratio of 1 is, where the original is 0: the way back to 0 leads through 1
-    (`vm.write_pair`) and may have been cut short there.
+    A ratio of 1 is ours if the original is 0: a restore to 0 first writes 1 (`vm.write_pair`), and
+    may have been interrupted there.
     """
     return current in ours or (bool(ours) and original == (0, 0) and current == (0, 1))
 
@@ -61,7 +61,7 @@ def put_back(files: KernelFiles, pair: Pair, current: PairValue, original: PairV
     except (OSError, ValueError) as error:
         problem = problem or explain(error)
     else:
-        # What stands counts, not what write(2) said.
+        # Judge by the value read back, not by the result of write(2).
         wrong = None if found == original else f"reads back as {pair.describe(found)}"
         problem = wrong and (problem or wrong)
     return Action(lever, old, str(value), ok=problem is None, error=problem)
@@ -70,15 +70,14 @@ def put_back(files: KernelFiles, pair: Pair, current: PairValue, original: PairV
 def restore_pairs(
     files: KernelFiles, originals: VmLimits, ours: Mapping[Pair, Collection[PairValue]]
 ) -> RestoreOutcome:
-    """Put back every pair of `ours` that still is what we wrote; never raises.
+    """Restore every pair that still has a value in `ours`; never raises.
 
-    The limit goes first: it is what holds writers back.  One pair that fails
-    does not keep the other from going home.
+    The limit is first, since it throttles writers.  If one pair fails the other is still restored.
     """
     try:
         limits = read_limits(files)
     except (OSError, ValueError) as error:
-        # Unread, a value cannot be told from somebody else's: do not write.
+        # An unreadable value may be another process's: do not write.
         unread = [(*pair.in_force(pair.value(originals)), explain(error)) for pair in ours]
         return RestoreOutcome(tuple(Action(lv, "unknown", str(v), False, e) for lv, v, e in unread))
     actions, foreign = [], []
@@ -97,10 +96,9 @@ def restore_pairs(
 def close_ledger(path: Path, outcome: RestoreOutcome, rest: Optional[Ledger] = None) -> None:
     """After a restore: keep the ledger for another try, set it aside, or remove it.
 
-    `rest` is what has to be known from now on, where that is not nothing.
+    `rest` is the ledger to keep for the other levers; None if there are none.
     """
-    # A ledger that cannot be removed does no harm: at the next start what stands
-    # is found to be the original, and no value of ours is left to mistake.
+    # A ledger that cannot be removed does no harm: the next start finds only original values.
     with contextlib.suppress(OSError):
         if not outcome.ok:
             return
@@ -118,13 +116,13 @@ def restore_from_ledger(
     files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True,
     hand: Optional[Levers] = None,
 ) -> RestoreResult:  # fmt: skip
-    """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
+    """Undo what a dead daemon left, at whatever point it stopped; never raises.
 
-    The limits first, then the levers beside them.  `honour_keep` is for ExecStopPost=, which also
-    runs after a clean stop: it leaves the limits of a ledger whose policy says `on-exit = keep`.
-    Without `close` the ledger stays as it is: a daemon that hangs may wake up within a write, and
-    then has to know the way home, or whoever finds it dead.  `hand`: of who tries again and again;
-    it knows the children that still hang, and begins no other behind them.
+    The limits are first, then the other levers.  `honour_keep` is for ExecStopPost=, which also
+    runs after a clean stop: limits with `on-exit = keep` in the ledger stay.  Without `close` the
+    ledger is not changed: a hung daemon may wake up within a write, and then the originals must
+    still be known.  `hand` is for a caller that tries repeatedly: it remembers children that hang,
+    and starts no more for the same target.
     """
     try:
         ledger = load(ledger_path)
@@ -148,7 +146,7 @@ def restore_from_ledger(
     hand.resume(ledger.levers)
     levers = hand.restore(WAIT_S)
     rest = replace(ledger, written=written, levers=hand.entries)
-    # What is home is not in the ledger any more, though the rest failed.
+    # Restored levers are removed from the ledger even if others failed.
     done = RestoreOutcome(foreign=limits.foreign + levers.foreign)
     if close:
         close_ledger(ledger_path, done, rest if written or hand.entries else None)
@@ -161,14 +159,14 @@ def restore_from_ledger(
 def restore_left(
     files: KernelFiles, runtime_dir: Path, honour_keep: bool = False
 ) -> RestoreResult:
-    """As `restore_from_ledger`, in turn with a watcher that may be at it.
+    """As `restore_from_ledger`, after waiting for a watcher that may be restoring.
 
-    Raises AlreadyRunning where the daemon lives, or OSError.
+    Raises AlreadyRunning if the daemon is running, or OSError.
     """
     fd = open_private(runtime_dir / LEASE)
     try:
         with lease.restoring(fd, WAIT_S):
-            if is_locked(runtime_dir):  # one has started meanwhile, and taken up what was left
+            if is_locked(runtime_dir):  # a daemon has started meanwhile, and adopted the rest
                 raise AlreadyRunning(f"writebackd runs ({runtime_dir})")
             return restore_from_ledger(files, runtime_dir / LEDGER, honour_keep)
     finally:
@@ -176,7 +174,7 @@ def restore_left(
 
 
 def left_in_force(files: KernelFiles, ledger_path: Path) -> str:
-    """What a daemon that is gone has set and still stands, for people; empty where nothing does.
+    """The values of a dead daemon that are still set, for display; empty if there are none.
 
     Raises LedgerError, OSError or ValueError.
     """
@@ -191,7 +189,7 @@ def left_in_force(files: KernelFiles, ledger_path: Path) -> str:
             found.append(pair.describe(current))
     before = f" (before: {in_words(ledger.originals)})" if found else ""
     for entry in ledger.levers:
-        with contextlib.suppress(OSError):  # a device or a cgroup that is gone
+        with contextlib.suppress(OSError):  # the device or cgroup is gone
             if read(files, entry.lever) in entry.written:
                 found.append(f"{entry.lever}={say(entry.lever, entry.written[-1])}")
     kept = ", kept by on-exit = keep" if found and ledger.on_exit == "keep" else ""

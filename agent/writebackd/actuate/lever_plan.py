@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What has to be written for levers to be as wanted, or as they were found, and in which order.
+"""Plans which levers to write, and in which order, to apply settings or restore originals.
 
-Also the writes that failed, and until when they are not tried again.
+Also remembers failed writes, and when to try them again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import Action, LeverKind, Setting
 
-# What the kernel refused it is not asked again at once.
+# Seconds before a refused write is tried again.
 RETRY_S = 30.0
 
 
 class Refusals:
-    """By lever the value that failed last (None: the original)."""
+    """For each lever the value that failed last (None: the original)."""
 
     def __init__(self) -> None:
         self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
@@ -34,7 +34,7 @@ class Refusals:
         value, until = self._refused.get(lever, (None, 0.0))
         same = value == wanted
         if lever.kind is LeverKind.PACE and None not in (value, wanted):
-            same = True  # a pace moves every tick, and systemd is not asked that often
+            same = True  # a pace may change every tick, too often to ask systemd
         return same and time.monotonic() < until
 
     def add(self, lever: Lever, change: Change, problem: str) -> Action:
@@ -42,7 +42,7 @@ class Refusals:
         return change.action(lever, problem)
 
     def add_setting(self, lever: Lever, setting: Setting, old: str, problem: str) -> Action:
-        """The same before there is anything to write; `old` is what stands."""
+        """As `add`, for a setting that cannot be written; `old` is the current value."""
         return self.add(lever, Change("", old, str(setting.value), setting.value), problem)
 
     def add_all(
@@ -61,14 +61,14 @@ class Refusals:
         self._refused.clear()
 
     def tidy(self) -> None:
-        """Drop what has run out: units come and go by the thousand."""
+        """Drop expired entries, since units come and go by the thousand."""
         now = time.monotonic()
         self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Reads the levers and enters into the ledger what is going to be written."""
+    """Reads the levers, and records in the ledger what will be written."""
 
     files: KernelFiles
     book: LeverRegistry
@@ -76,7 +76,7 @@ class Planner:
     refusals: Refusals
 
     def home(self, home: Iterable[Lever], again: bool = False) -> Dict[Lever, Change]:
-        """Changes back to the originals, where our value stands."""
+        """The writes that restore originals, for levers that still have our value."""
         plan = {}
         for lever in home:
             entry = self.book.entries[lever]
@@ -95,7 +95,7 @@ class Planner:
     def wanted(
         self, wanted: Mapping[Lever, Setting], threshold: int, plan: Dict[Lever, Change]
     ) -> List[Action]:
-        """Add what has to be written for `wanted` to `plan`, and enter it into the ledger."""
+        """Add the writes needed for `wanted` to `plan`, and record them in the ledger."""
         failed = []
         before = dict(self.book.entries)
         new = {}
@@ -110,7 +110,7 @@ class Planner:
             entry = self.book.entries.get(lever)
             if entry is None:
                 identity = lever_files.identity(self.files, lever) or 0
-                # The original as well: this write may have to wait for another.
+                # Keep the original as well: this write may have to wait for another one.
                 entry = LeverEntry.of(lever, identity, current, current, text)
             elif current not in entry.written:
                 what = f"another process set {say(lever, current)}; not restored"
@@ -137,7 +137,7 @@ class Planner:
         return failed
 
     def _due(self, wanted: Mapping[Lever, Setting], threshold: int) -> List[Lever]:
-        """The levers that are not as wanted, and can be written now."""
+        """The levers that differ from `wanted` and can be written now."""
         due = []
         for lever, setting in wanted.items():
             if self.jobs.busy(lever) or self.refusals.waits(lever, setting.value):
@@ -145,8 +145,7 @@ class Planner:
             if not self.in_force(lever, setting, threshold):
                 due.append(lever)
         for lever in list(due):
-            # Both fractions of a BDI are taken anew together, or the kernel may
-            # find one on the wrong side of the other.
+            # Write both fractions of a BDI, since the kernel refuses a minimum above the maximum.
             if lever.kind is LeverKind.BDI and lever.name != "strict_limit":
                 due += [
                     x for x in together(lever)
@@ -161,7 +160,7 @@ class Planner:
         )
 
     def in_order(self, plan: Mapping[Lever, Change]) -> List[Lever]:
-        """BDI levers as the kernel takes them, the others as they come."""
+        """BDI levers in the order that the kernel accepts, the others in any order."""
         ordered = [lever for lever in plan if lever.kind is not LeverKind.BDI]
         for target in dict.fromkeys(x.target for x in plan if x.kind is LeverKind.BDI):
             own = {x.name: x for x in plan if x.kind is LeverKind.BDI and x.target == target}

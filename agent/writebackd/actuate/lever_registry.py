@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which levers hold a value of ours, which were left to others, what the ledger has of each."""
+"""Registry of levers: which have a value of ours, which were released, and their ledger entries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from writebackd.types.levers import HeldLever, LeverKind
 
 
 class LeverRegistry:
-    """The entries of the ledger by lever; not for several threads.
+    """The ledger entries by lever; not thread-safe.
 
-    `save` has to put them into the ledger at once, or raise OSError.
+    `save` must write them to the ledger at once, or raise OSError.
     """
 
     def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
         self.entries: Dict[Lever, LeverEntry] = {}
-        self.adopted: Set[Lever] = set()  # from an earlier run, and not asked for since
-        # Whose target is gone while the value stays with a unit: to be taken back.
+        self.adopted: Set[Lever] = set()  # from an earlier run, and not in any settings since
+        # Target gone, but a unit still has the value, which must be removed.
         self.orphans: Set[Lever] = set()
         self.left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
         self._files = files
@@ -45,15 +45,15 @@ class LeverRegistry:
         )  # fmt: skip
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
-        """Take the entries of a ledger as they are."""
+        """Use the entries of a ledger unchanged."""
         self.entries = {entry.lever: self._as_now(entry) for entry in entries}
         self._saved = self.all()
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """Take over what an earlier run of this boot has left; returns lines for the log.
+        """Adopt the levers of an earlier run of this boot; returns lines for the log.
 
-        After a lost lease: what was known goes, and what looked like somebody
-        else's value was the watcher's.
+        After a lost lease everything known before is dropped: values that looked foreign were
+        restored by the watcher.
         """
         messages = []
         self.entries = {}
@@ -78,7 +78,7 @@ class LeverRegistry:
         return tuple(messages)
 
     def _as_now(self, entry: LeverEntry) -> LeverEntry:
-        """The entry; of a release that knew a pace by its cgroup alone, with the disk as well."""
+        """The entry; an older release's entry of a pace, which has no disk, gets one."""
         identity = lever_files.identity(self._files, entry.lever) or 0
         older = entry.lever.kind is LeverKind.PACE and entry.identity < 1 << 64 <= identity
         if older and identity >> 64 == entry.identity:
@@ -86,7 +86,7 @@ class LeverRegistry:
         return entry
 
     def forget_gone(self) -> None:
-        """Drop what was unplugged or removed, though another may have its name by now."""
+        """Drop levers of removed devices and cgroups, even if others have their names now."""
         self.orphans.clear()
         for lever, entry in list(self.entries.items()):
             if lever_files.identity(self._files, lever) == entry.identity:
@@ -101,35 +101,35 @@ class LeverRegistry:
         self.adopted &= self.entries.keys()
 
     def tidy(self) -> None:
-        """Forget who took a unit that has ended: should it come again, its limits tell."""
+        """Forget released levers of units that ended; if such a unit returns it is checked anew."""
         self.left = {
             x: each for x, each in self.left.items() if lever_files.present(self._files, x)
         }
 
     def let_go(self, lever: Lever) -> None:
-        """It is somebody else's now, and so are those that are of no use without it."""
+        """Release the lever to another process, with those that are useless without it."""
         del self.entries[lever]
         for each in together(lever):
             self.left[each] = lever_files.identity(self._files, each)
 
     def read(self, lever: Lever) -> Optional[str]:
-        """The value in the kernel; None where it cannot be told."""
+        """The value in the kernel; None if it cannot be read."""
         try:
             return lever_files.read(self._files, lever)
         except OSError:
             return None
 
     def is_foreign(self, lever: Lever, current: Optional[str]) -> bool:
-        """Whether `current` in the kernel is none of ours."""
+        """Whether `current` was set by another process."""
         entry = self.entries[lever]
         left_over = lever in self.orphans and current == entry.original
         return current is not None and current not in entry.written and not left_over
 
     def under_way(self, entry: LeverEntry) -> bool:
-        """Whether a write of ours may still land, whoever began it and whatever reads now.
+        """Whether a write of ours may still take effect, whatever the lever reads now.
 
-        A child waits for a lock in the kernel, and systemd does later what it was asked,
-        also when those who asked are dead.
+        A child may wait for a lock in the kernel, and systemd may carry out a request later, even
+        if the process that asked is dead.
         """
         return lever_files.is_slow(entry.lever) and len(set(entry.written)) > 1
 
@@ -140,20 +140,20 @@ class LeverRegistry:
 
     def store_if_changed(self) -> None:
         if self.all() != self._saved:
-            # An entry too many does no harm: its lever is found to be as it was.
+            # A superfluous entry does no harm: its lever already has the original.
             with contextlib.suppress(OSError):
                 self.store()
 
 
 def together(lever: Lever) -> List[Lever]:
-    """The levers that are of no use without this one, itself among them."""
+    """This lever and those that are useless without it."""
     if lever.kind is not LeverKind.BDI:
         return [lever]
     return [Lever(lever.kind, lever.target, name) for name in bdi.FILES]
 
 
 def say(lever: Lever, text: Optional[str]) -> str:
-    """A value of the lever for people."""
+    """A value of the lever, for display."""
     return "unknown" if text is None else lever_files.describe(lever, text)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Applies and restores the levers other than the global pair: flusher, BDI, queue, io.max.
 
-The same rules as for the pair.  Each lever is on its own, but for those of one BDI.
+The rules are those of the global limits.  Levers are independent, except those of one BDI.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from writebackd.kernel.lever_files import Lever, lever_of
 from writebackd.kernel.vm import read_state
 from writebackd.types.levers import Action, ForeignWrite, HeldLever, LeverKind, Setting
 
-# What is remembered of units and devices that are gone is dropped so often: transient units
-# come by the thousand, and a look at all that is remembered costs 2 us each.
+# Seconds between clean-ups of entries for units and devices that are gone.  Transient units come by
+# the thousand, and each entry costs 2 us to check.
 TIDY_S = 60.0
 _WAIT_S = 0.05
 
 
 class Levers:
-    """Holds any number of levers; not for several threads.
+    """Holds any number of levers; not thread-safe.
 
-    Nothing here waits: what may hang goes on in a child, and is reported by a
-    later call.  Only `restore` with a time to wait waits for it.
+    Nothing here blocks: a write that may hang is done in a child, and a later call reports it.
+    Only `restore` with `wait_s` waits for it.
     """
 
     def __init__(
         self, files: KernelFiles, save: Callable[[], None] = lambda: None,
         permit: Callable[[], None] = lambda: None,
     ) -> None:
-        """`save` puts the entries into the ledger at once, or raises OSError.
+        """`save` writes the entries to the ledger at once, or raises OSError.
 
-        Without it the caller does, after a restore.  `permit` raises where nothing but
-        an original may be written.
+        Without it the caller saves them after a restore.  `permit` raises if only originals may be
+        written.
         """
         self._files = files
         self._permit = permit
@@ -58,7 +58,7 @@ class Levers:
 
     @property
     def entries(self) -> Tuple[LeverEntry, ...]:
-        """What the ledger has to know: every lever that holds a value of ours, or may."""
+        """The ledger entries: every lever that has, or may have, a value of ours."""
         return self._book.all()
 
     def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
@@ -66,9 +66,9 @@ class Levers:
         return self._book.held(threshold_bytes)
 
     def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
-        """The levers that do not read as they were written: written last, and found.
+        """The levers that differ from what was written last: written value, current value.
 
-        Left out is what cannot be read, and what a child is about to write.
+        Without unreadable ones, and without those that a child is about to write.
         """
         found = []
         for lever, entry in self._book.entries.items():
@@ -78,13 +78,12 @@ class Levers:
         return tuple(found)
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
-        """Take the entries of a ledger as they are; `restore` finds out whose value stands."""
+        """Use the entries of a ledger unchanged; `restore` checks whose values are set."""
         self._book.resume(entries)
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
         """As `LeverRegistry.adopt`."""
-        # What failed or was late while this process stood still says nothing of the kernel
-        # or systemd.
+        # Failures and delays while this process was stopped are no fault of kernel or systemd.
         self._refusals.clear()
         self.jobs.mark_slept()
         messages = self._book.adopt(entries)
@@ -94,7 +93,7 @@ class Levers:
         return messages
 
     def adopted(self) -> Tuple[Setting, ...]:
-        """What `adopt` took over, as settings; nothing of what stays behind without its target."""
+        """The adopted levers as settings, without those whose target is gone."""
         self._forget_gone()
         taken_over = self._book.adopted - self._book.orphans
         adopted = [lever for lever in self._book.entries if lever in taken_over]
@@ -108,9 +107,9 @@ class Levers:
         return tuple(found)
 
     def foreign(self) -> Tuple[ForeignWrite, ...]:
-        """What somebody else set in the place of a value of ours: that lever is let go.
+        """Values that another process set in place of ours; those levers are released.
 
-        Of a BDI all three are, because they only work together.
+        All three levers of a BDI are released, since they only work together.
         """
         self._forget_gone()
         found = []
@@ -124,7 +123,7 @@ class Levers:
         return tuple(found)
 
     def take_over(self) -> None:
-        """Use again what was let go; what stands now is what to go back to."""
+        """Use released levers again; the current values become the originals."""
         self._book.left.clear()
         self._refusals.clear()
         self._tests.forget_failures()
@@ -132,7 +131,7 @@ class Levers:
     def apply(
         self, settings: Sequence[Setting], keep_adopted: bool = False
     ) -> Tuple[Action, ...]:
-        """As `Actuator.apply_settings`: an action for each write that came to an end."""
+        """As `Actuator.apply_settings`: returns an action for each finished write."""
         self._pretended.clear()
         actions = self._collect()
         self._forget_gone()
@@ -163,7 +162,7 @@ class Levers:
             or (lever not in wanted and not (keep_adopted and lever in self._book.adopted))
         )
         if problem:
-            # A fraction of something unknown: what is set stays as it is.
+            # Without the threshold no fraction can be computed: leave BDIs as they are.
             actions += self._refusals.add_all(of_bdis(wanted), wanted, problem)
             wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
         actions += self._plan.wanted(wanted, threshold, plan)
@@ -172,7 +171,7 @@ class Levers:
         return tuple(actions)
 
     def pretend(self, settings: Sequence[Setting]) -> Tuple[Action, ...]:
-        """What `apply` would write, told once; writes nothing."""
+        """What `apply` would write, each returned once; writes nothing."""
         actions = []
         old, self._pretended = self._pretended, {}
         for setting in settings:
@@ -187,10 +186,10 @@ class Levers:
         return tuple(actions)
 
     def restore(self, wait_s: float = 0.0) -> RestoreOutcome:
-        """Put all originals back where our values still stand; never raises.
+        """Restore all levers that still have our values; never raises.
 
-        Without `wait_s` (seconds) what may hang goes on in a child: call it
-        again, or `apply`, to hear of it.
+        Without `wait_s` (seconds) writes that may hang continue in a child; call this or `apply`
+        again for their results.
         """
         until = time.monotonic() + wait_s
         actions: List[Action] = []
@@ -200,7 +199,7 @@ class Levers:
             actions += self._collect()
             self._forget_gone()
             left = [x for x in self._book.entries if x not in tried and not self.jobs.busy(x)]
-            # Those last where even reading hangs, as long as a child of a dead daemon does.
+            # Last the levers that cannot even be read while a child of a dead daemon hangs.
             first = [x for x in left if x.kind not in lever_files.SLOW]
             left = first or left
             foreign += self._drop_foreign(left)
@@ -218,7 +217,7 @@ class Levers:
         if wait_s:
             told = {action.lever for action in actions}
             actions += [
-                change.action(lever, "not done yet; the ledger keeps it")
+                change.action(lever, "not done yet, still in the ledger")
                 for lever, change in pending.items()
                 if str(lever) not in told
             ]
@@ -226,7 +225,7 @@ class Levers:
         return RestoreOutcome(tuple(actions), tuple(foreign))
 
     def _threshold(self, wanted: Iterable[Lever]) -> Tuple[int, Optional[str]]:
-        """The global threshold in bytes, and why it is not known, where a BDI needs it."""
+        """The global threshold in bytes, or why it is not known; read only if a BDI needs it."""
         if not of_bdis(wanted):
             return 0, None
         try:
@@ -241,11 +240,11 @@ class Levers:
         for lever in self._plan.in_order(plan):
             change = plan[lever]
             if self.jobs.busy(lever) or (self.jobs.crowded and lever_files.is_slow(lever)):
-                continue  # one write of a disk at a time; the next tick has the other
+                continue  # one write per disk at a time; the next tick does the other
             if lever.name == "strict_limit" and change.text == "1":
                 others = [x for x in together(lever) if x in wanted and x != lever]
                 if not all(self._plan.in_force(x, wanted[x], threshold) for x in others):
-                    # Alone it would hold a quiet device's writers.
+                    # Alone, strict_limit would throttle the writers of a quiet device.
                     what = "the limits that go with it could not be set"
                     actions.append(self._judge(lever, change, what))
                     continue
@@ -266,7 +265,7 @@ class Levers:
         return actions
 
     def _permitted(self, work: Work) -> Work:
-        """The same work, which asks once more before each child."""
+        """The same work, which checks `permit` again before each child."""
 
         def permitted(run: Run) -> None:
             def asking(argv: Sequence[str]) -> Ended:
@@ -278,11 +277,11 @@ class Levers:
         return permitted
 
     def _collect(self) -> List[Action]:
-        """What the children have come to since the last call."""
+        """The results of children since the last call."""
         actions = []
         for write in self.jobs.collect():
             if write.running:
-                # Not read back: that would wait for the same lock in the kernel.
+                # Do not read back, which would wait for the same lock in the kernel.
                 late = explain(write.failure) if write.failure else ""
                 actions.append(self._refusals.add(write.lever, write.change, late))
             elif write.lever in self._book.entries:
@@ -298,8 +297,8 @@ class Levers:
         if failure is None:
             return self._judge(lever, change, None)
         entry = self._book.entries[lever]
-        # What was begun may land yet, unless a write home came behind it, or the kernel
-        # has refused the very write that was begun.
+        # The write may still take effect, unless a restore was queued behind it or the kernel
+        # refused it.
         unsettled = (
             change.wanted is None or isinstance(failure, ChildError)
         ) and self._book.under_way(entry)
@@ -308,7 +307,7 @@ class Levers:
         return self._judge_failed(lever, change, failure)
 
     def _judge(self, lever: Lever, change: Change, problem: Optional[str]) -> Action:
-        """Read back, and know what is ours: what stands counts, not what write(2) said."""
+        """Read the lever back to see what is set, whatever write(2) returned."""
         entry = self._book.entries[lever]
         found = self._book.read(lever)
         if found == change.text or (found is None and problem is None and change.wanted is None):
@@ -319,7 +318,7 @@ class Levers:
                 self._book.entries[lever] = replace(entry, written=(change.text,))
             return change.action(lever)
         if found is not None:
-            # systemd said yes: the unit has the property, whatever io.max shows of it by now.
+            # systemd accepted it: the unit has the property, even if io.max does not show it yet.
             stays = problem is None and change.wanted is not None and lever_files.outlives(
                 self._files, lever
             )
@@ -329,14 +328,14 @@ class Levers:
             elif found == entry.original:
                 del self._book.entries[lever]  # nothing of ours
             elif found not in entry.written:
-                # What the kernel made of our value.
+                # Remember the value as the kernel rounded it.
                 self._book.entries[lever] = replace(entry, written=(entry.written[-1], found))
         return self._refusals.add(lever, change, problem or "cannot read it back")
 
     def _judge_failed(self, lever: Lever, change: Change, error: Exception) -> Action:
         action = self._judge(lever, change, explain(error))
         if isinstance(error, LeaseLost):
-            self._refusals.forget(lever)  # no word of the kernel's: as soon as it is taken again
+            self._refusals.forget(lever)  # not refused by the kernel: try again soon
         return action
 
     def _drop_foreign(self, candidates: Iterable[Lever]) -> List[ForeignWrite]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Lock files held for the life of a daemon: of its runtime directory, and of the host."""
+"""Lock files held for a daemon's lifetime: of its runtime directory and of the host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Optional
 from writebackd.paths import LOCK
 
 _POLL_S = 0.02
-# Who only looks whether somebody lives holds the lock for a moment.
+# Seconds to wait for a lock: a process that only checks for a daemon holds it for a moment.
 LOOK_S = 0.16
 
 
 class AlreadyRunning(Exception):
-    """Another daemon lives on this host, or what it set cannot be restored yet."""
+    """Another daemon runs on this host, or its settings cannot be restored yet."""
 
 
 def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
@@ -29,21 +29,21 @@ def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
     if not hold(fd, LOOK_S):
         holder = os.fsdecode(os.read(fd, 4096)).strip() or "unknown"
         os.close(fd)
-        raise AlreadyRunning(f"writebackd is running already (pid {holder}): stop it first")
+        raise AlreadyRunning(f"writebackd is already running (pid {holder}): stop it first")
     os.ftruncate(fd, 0)
     os.write(fd, os.fsencode(f"{os.getpid()}, {runtime_dir}\n"))
     return fd
 
 
 def open_private(path: Path) -> int:
-    """A file whose lock is nobody else's business, made where it is missing. Raises OSError.
+    """Open a lock file that only root can open; creates it if missing. Raises OSError.
 
-    flock(2) takes a descriptor for reading as well: who can open it can hold it.  Never
-    replaced by another file: its lock belongs to the inode.
+    flock(2) also accepts a descriptor opened for reading, so anybody who can open the file can lock
+    it.  The file is never replaced, since the lock belongs to the inode.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(fd, 0o600)  # one of an earlier version may be readable for all
+        os.fchmod(fd, 0o600)  # an earlier version may have made it readable for all
     except OSError:
         os.close(fd)
         raise
@@ -51,10 +51,10 @@ def open_private(path: Path) -> int:
 
 
 def is_locked(runtime_dir: Path) -> Optional[bool]:
-    """Whether a daemon lives, socket or not: it holds its lock until the limits are back.
+    """Whether a daemon runs, with or without a socket: it holds the lock until all is restored.
 
-    None for those who may not look.  Where that fails (ENFILE, ENOMEM) one may live: who
-    asks keeps off, or restores and leaves the ledger.
+    None without permission to check.  On other errors (ENFILE, ENOMEM) True, since one may run: the
+    caller does nothing, or restores and keeps the ledger.
     """
     try:
         with open(runtime_dir / LOCK, "rb") as file:
@@ -69,7 +69,7 @@ def is_locked(runtime_dir: Path) -> Optional[bool]:
 
 
 def hold(fd: int, wait_s: float = 0.0) -> bool:
-    """Take the file's lock, until the descriptor is closed; False when another keeps it."""
+    """Take the file's lock until the descriptor is closed; False if another process keeps it."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -82,7 +82,7 @@ def hold(fd: int, wait_s: float = 0.0) -> bool:
 
 
 def is_held(fd: int) -> bool:
-    """Whether some other descriptor holds the lock of this file."""
+    """Whether another descriptor holds the lock of this file."""
     if hold(fd):
         fcntl.flock(fd, fcntl.LOCK_UN)
         return False

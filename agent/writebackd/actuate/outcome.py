@@ -21,12 +21,12 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Change:
-    """One write of a lever: `shown` is the new value for people."""
+    """One write of a lever; `shown` is the new value for display."""
 
     text: str
     old: str
     shown: str
-    wanted: Optional[int] = None  # None: back to the original
+    wanted: Optional[int] = None  # None: the original
 
     def action(self, lever: Lever, error: Optional[str] = None) -> Action:
         return Action(str(lever), self.old, self.shown, ok=error is None, error=error)
@@ -34,19 +34,19 @@ class Change:
 
 @dataclass(frozen=True)
 class RestoreOutcome:
-    """What a restore did: what has no action needed none."""
+    """The result of a restore; a lever without an action needed none."""
 
     actions: Tuple[Action, ...] = ()
     foreign: Tuple[ForeignWrite, ...] = ()  # left alone: neither ours nor the original
 
     @property
     def ok(self) -> bool:
-        """True when no value of ours is left."""
+        """True if no value of ours is left."""
         return all(action.ok for action in self.actions)
 
 
 def explain(error: Exception) -> str:
-    """An error of a kernel file in words that tell what to do."""
+    """An error of a kernel file in words that say what to do."""
     if not isinstance(error, OSError):
         return str(error)
     text = error.strerror or str(error)
@@ -55,7 +55,7 @@ def explain(error: Exception) -> str:
 
 
 def describe_action(action: Action) -> str:
-    """One line for the log: what was written, or why it could not be."""
+    """One line for the log: what was written, or why not."""
     if action.ok:
         return f"{action.lever}={action.new} (was {action.old})"
     return f"{action.lever}={action.new} not set (is {action.old}): {action.error}"

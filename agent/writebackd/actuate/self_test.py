@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which devices' own limits (BDIs) work on this kernel: each is tested before its first use."""
+"""Tests per-device limits (BDIs) on this kernel, each device before its first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import LeverKind
 
-# A kernel that fails will not get better; a BDI may lose the limits of its own.
+# Seconds until a failed BDI is tested again: other limits set on it may be removed by then.
 TEST_AGAIN_S = 300.0
 
 
@@ -24,25 +24,24 @@ class SelfTests:
         self._files = files
         self._book = book
         self._passed: Dict[str, Optional[int]] = {}  # with the identity of the BDI
-        # With the identity, until when that holds, and why.
+        # Identity of the BDI, until when the failure is valid, and the reason.
         self._failed: Dict[str, Tuple[Optional[int], float, str]] = {}
 
     def trust(self, target: str, identity: int) -> None:
-        """An earlier run has tested it."""
+        """Count a BDI as passed because an earlier run tested it."""
         self._passed[target] = identity
 
     def forget_failures(self) -> None:
         self._failed.clear()
 
     def unfit(self, asked: Iterable[str], threshold: Optional[int]) -> Dict[str, Optional[str]]:
-        """Of all that are asked for, those not to be used, with the reason where it is new.
+        """The BDIs in `asked` that cannot be used, with the reason if it is new, else None.
 
-        A cap that the policy asks for is asked for in every tick: what the test of before
-        came to as well is told once, however often it is made again.  Without the global
-        `threshold` (bytes) nothing is tested.
+        A BDI is asked for in every tick, so the same failure is reported only once even if the test
+        is repeated.  Without the global `threshold` (bytes) nothing is tested.
         """
         targets = sorted(set(asked))
-        # Who asks for it anew is told anew.
+        # Forget BDIs that are no longer asked for, so that a later failure is reported again.
         self._failed = {x: self._failed[x] for x in targets if x in self._failed}
         found: Dict[str, Optional[str]] = {}
         for target in targets if threshold is not None else ():
@@ -60,12 +59,12 @@ class SelfTests:
         return found
 
     def _test(self, target: str, identity: Optional[int], threshold: int) -> Optional[str]:
-        """Why the BDI cannot be used; what the test writes is in the ledger meanwhile."""
+        """Why the BDI cannot be used; during the test its values are in the ledger."""
         names = [Lever(LeverKind.BDI, target, name) for name in ("max_bytes", "min_bytes")]
         if identity is None:
             return "no such device"
         if any(lever in self._book.entries for lever in names):
-            return "the restore of an earlier test is not done yet"
+            return "an earlier self-test is not undone yet"
         for lever, value in zip(names, (bdi.TEST_MAX, bdi.TEST_MIN)):
             original = self._book.read(lever)
             if original is not None:
@@ -85,7 +84,7 @@ class SelfTests:
         return problem
 
     def tidy(self) -> None:
-        """Drop what is known of BDIs that are gone, and what has run out."""
+        """Drop results of BDIs that are gone, and expired failures."""
         now = time.monotonic()
         self._failed = {
             target: (known, until, told)

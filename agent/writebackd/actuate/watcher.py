@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The watcher: a separate process that restores the originals when the lease expires.
 
-Whatever happened to the daemon, killed, stopped, stuck or starved, shows here as one thing: it does
-not renew.  All that the way home takes is imported and locked in memory before the first look at
-the lease, for the disk that the program lies on may be the one that hangs.  The global limits go
-first; what may block goes home in children with a time limit (lever_writer.py).
+Whatever happens to the daemon (killed, stopped, hung or starved), the watcher sees the same: the
+lease is not renewed.  Everything needed to restore is imported and locked in memory before the
+first check, since the disk that holds the program may hang.  The global limits are restored first;
+writes that may block are done in children with a time limit (lever_writer.py).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
 BEAT_S = 1.0
-# How often the one that waits for its turn asks.
+# Seconds between tries of a second watcher to become the active one.
 _TURN_S = 0.2
-# What could not be put back is tried again so often.
+# Seconds between tries to restore what could not be restored.
 _AGAIN_S = 5.0
-# Told to end, it tries so long; a last try takes ledger_restore.WAIT_S on top, and its unit has
-# TimeoutStopSec=30.
+# Seconds.  After SIGTERM it tries to restore for this long; the last try may take
+# ledger_restore.WAIT_S more, and the unit has TimeoutStopSec=30.
 _LEAVE_S = 12.0
-# A daemon that does not renew for so long hangs: a tick is 10 s at most.
+# Seconds.  A daemon that has not renewed for this long hangs: a tick is 10 s at most.
 _QUIET_S = 11.0
-# Woken so much later than asked, all of the machine may have stood still (a virtual machine that
-# was paused, a frozen container), and the daemon with it: it gets a moment to speak first.
+# Seconds.  If the watcher wakes up this late, the whole machine may have been stopped (a paused
+# virtual machine, a frozen container).  The daemon then gets _GRACE_S to renew.
 _LATE_S = 1.0
 _GRACE_S = 1.5
-# Another hand on the settings has this long to finish; one that was stopped is passed over.
+# Seconds to wait for another process that is restoring; a stopped one is then ignored.
 _HAND_S = 2.0
 NAME = "writebackd-watc"  # TASK_COMM_LEN takes 15
 
 
 class Watcher:
-    """One look at a time: `look` says how long to sleep until the next, or None to end."""
+    """Checks the lease: each `look` returns how long to sleep until the next, or None to end."""
 
     def __init__(self, files: KernelFiles, runtime_dir: Path, stay: bool = False) -> None:
-        """`stay`: go on when there is nothing to watch. Raises OSError."""
+        """`stay`: do not end when there is nothing to watch. Raises OSError."""
         self._files = files
-        # One for all tries: a write home that hangs in a queue has one child, not one each time.
+        # Shared by all tries, so that a write that hangs has one child and not one per try.
         self._hand = Levers(files)
         self._dir = runtime_dir
         self._stay = stay
@@ -60,7 +60,7 @@ class Watcher:
         self._watch_fd = open_private(runtime_dir / WATCH)
         before = lease.read_watch(self._watch_fd)
         self._revoked = before.revoked if before else 0
-        # One that was killed on the way home is gone on for, also while the daemon hangs.
+        # Continue the work of a watcher that was killed while restoring.
         self._state = before.state if before else "watching"
         self._last: Optional[LeaseLine] = None
         self._again_s = 0.0
@@ -70,7 +70,7 @@ class Watcher:
         self._graced_s = 0.0  # the end of lease that got its moment of grace
 
     def look(self, now_s: float) -> Optional[float]:
-        """`now_s` on CLOCK_MONOTONIC; seconds to sleep, None when there is nothing to watch."""
+        """Seconds to sleep, None if there is nothing to watch; `now_s` is on CLOCK_MONOTONIC."""
         line = self._line(now_s)
         late = self._wake_s is not None and now_s > self._wake_s + _LATE_S
         if late and line.until_s != self._graced_s:  # once, or a busy host never restores
@@ -87,10 +87,10 @@ class Watcher:
             if left <= 0:
                 self._run_out(line)
             elif not self._stay and self._is_over():
-                return None  # somebody took all home before it ran out
+                return None  # all was restored before the lease expired
             rest = min(rest, max(left, 0.0))
         elif now_s >= self._again_s:
-            # The daemon was given up; it begins a new lease, or it dies.
+            # This lease was revoked: the daemon begins a new one, or dies.
             if not is_locked(self._dir):
                 self._restore()
             elif self._state in ("restoring", "failed"):
@@ -102,8 +102,9 @@ class Watcher:
         return rest
 
     def leave(self) -> None:
-        """Told to end: nobody else may be left to restore what a daemon has set that is dead or
-        hangs, and the lease of that one may last longer than systemd waits for it.
+        """After SIGTERM, restore for a daemon that is dead or hangs.
+
+        No other process may do it, and its lease may last longer than systemd waits.
         """
         now = time.monotonic()
         until_s, first = now + _LEAVE_S, self._line(now)
@@ -115,7 +116,7 @@ class Watcher:
                 self._restore()
             elif line.epoch > self._revoked:
                 if line.until_s != first.until_s:
-                    return  # renewed: it goes on, and starts a watcher of its own
+                    return  # renewed: the daemon is well and starts a watcher of its own
                 if line.length_s - line.remaining_s(now) >= min(_QUIET_S, line.length_s):
                     self._run_out(line, "watcher is stopping")
             elif self._state != "restored":
@@ -127,7 +128,7 @@ class Watcher:
             now = time.monotonic()
 
     def _line(self, now_s: float) -> LeaseLine:
-        """The daemon's word; where that is damaged its last one, or one lease from now on."""
+        """The daemon's line; if that is damaged the last valid one, or a lease from now on."""
         line = lease.read_lease(self._lease_fd)
         if line is None and self._last is None:
             if self._stay and not self._has_ledger():
@@ -141,7 +142,7 @@ class Watcher:
         with lease.restoring(self._lease_fd, _HAND_S):
             now = lease.read_lease(self._lease_fd) or line
             if now.epoch != line.epoch or now.until_s != line.until_s:
-                return  # spoken for after all
+                return  # renewed after all
             self._call_in(line)
             alive = is_locked(self._dir)
             who = f"process {line.pid}" if line.pid else "the daemon"
@@ -153,12 +154,12 @@ class Watcher:
             line = lease.read_lease(self._lease_fd)
             if line is not None and (line.epoch > self._revoked or line.released):
                 if is_locked(self._dir):
-                    return  # a daemon has begun anew meanwhile
+                    return  # a daemon has started meanwhile
                 self._call_in(line)
             self._do_restore(close)
 
     def _call_in(self, line: LeaseLine) -> None:
-        """Written at once: from here on the daemon writes nothing."""
+        """Revoke the lease, in the file at once: from then on the daemon writes nothing."""
         self._revoked = line.epoch
         self._state = "restoring"
         self._beat()
@@ -173,7 +174,7 @@ class Watcher:
         self._state = "failed" if result.status == "failed" else "restored"
         self._again_s = time.monotonic() + (_AGAIN_S if result.status == "failed" else 0.0)
         self._beat()
-        # Last: a word may wait. And once: what fails is tried again every few seconds.
+        # Log last, since that may block, and once, since a failure repeats every few seconds.
         lines = result.lines if had and result.lines != self._told else ()
         self._told = result.lines if result.status == "failed" else ()
         for text in (*filter(None, (why,)), *lines):
@@ -192,12 +193,12 @@ class Watcher:
 
 
 def take_watch(runtime_dir: Path) -> bool:
-    """Become the one watcher of this directory, for as long as the process lives.
+    """Become the only watcher of this directory, for as long as the process lives.
 
-    False when there is one. Raises OSError.
+    False if there is one already. Raises OSError.
     """
     fd = open_private(runtime_dir / WATCH)
-    # The daemon holds it for a moment when it looks after us.
+    # The daemon holds the lock for a moment when it checks for a watcher.
     if hold(fd, LOOK_S):
         return True
     os.close(fd)
@@ -205,11 +206,11 @@ def take_watch(runtime_dir: Path) -> bool:
 
 
 def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None) -> int:
-    """Watch until there is nothing to watch, or a signal; the exit code."""
-    # Taken as they come by sigtimedwait, not by a handler in the middle of a restore.
+    """Watch until a signal, or until there is nothing to watch; returns the exit code."""
+    # Signals are received by sigtimedwait, so none interrupts a restore.
     stops = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-    # MCL_FUTURE makes all of a stack resident, and 8 MB is the usual one.
+    # MCL_FUTURE makes a whole thread stack resident, by default 8 MB.
     threading.stack_size(256 << 10)
     memory_lock.set_name(NAME)
     problem = memory_lock.lock_all()
@@ -230,7 +231,7 @@ def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None)
 
 
 def command(runtime_dir: Path) -> Sequence[str]:
-    """The command line of a watcher: this Python and the standard library, nothing of site's."""
+    """The command line of a watcher: this Python with the standard library only, no site."""
     top = str(Path(__file__).resolve().parents[2])
     program = (
         f"import sys; sys.path.insert(0, {top!r}); "
@@ -241,7 +242,7 @@ def command(runtime_dir: Path) -> Sequence[str]:
 
 
 def say(text: str) -> None:
-    """One line on stderr, by a thread: a terminal or journal that is stuck must not stop us."""
+    """Write a line to stderr from a thread: a blocked terminal or journal must not stop us."""
 
     def write() -> None:
         with contextlib.suppress(OSError):

@@ -20,21 +20,23 @@ from writebackd.paths import WATCH
 
 log = logging.getLogger(__name__)
 
-# Without a beat for so long it hangs; a restore may take ledger_restore.WAIT_S, and more to begin.
+# Seconds without a heartbeat after which the watcher hangs; longer while it restores, which takes
+# up to ledger_restore.WAIT_S and some time to begin.
 _SILENT_S = 5 * BEAT_S
 _SILENT_RESTORING_S = 20.0
 _AGAIN_S = 1.0
-# In a service: systemd's own watcher is back RestartSec= and a start after its end.  One of the
-# daemon's ends with the daemon's cgroup, and restores what the next daemon would adopt.
+# Seconds to wait in a service for systemd to restart its watcher unit (RestartSec= plus the start).
+# A watcher started by the daemon would end with the daemon's cgroup, and restore limits that the
+# next daemon would adopt.
 SERVICE_S = 3.0
 
 
 class WatcherSupervisor:
-    """Nothing here waits: to start a program may wait for the disk that it lies on."""
+    """Never blocks: starting a program may wait for the disk that holds it, so a thread does it."""
 
     def __init__(self, runtime_dir: Path, patience_s: float = 0.0) -> None:
-        """`patience_s`: how long one that somebody else starts is waited for. Raises OSError."""
-        self.pid: Optional[int] = None  # of the watcher, as `tend` saw it last
+        """`patience_s`: how long to wait for a watcher that systemd starts. Raises OSError."""
+        self.pid: Optional[int] = None  # of the watcher, as of the last `tend`
         self._dir, self._patience_s = runtime_dir, patience_s
         self._fd = open_private(runtime_dir / WATCH)
         self._starter: Optional[threading.Thread] = None
@@ -45,7 +47,7 @@ class WatcherSupervisor:
         self._seen_at_s = 0.0
 
     def tend(self) -> None:
-        """Once a tick: see to it that one is there. Never raises."""
+        """Start a watcher if there is none; call it once per tick. Never raises."""
         now = time.monotonic()
         if not is_held(self._fd):
             self.pid = None
@@ -56,9 +58,9 @@ class WatcherSupervisor:
         self._told = self._missed_s = None
         line = read_watch(self._fd)
         if line is None:
-            return  # just begun, or damaged: it writes its line once a second
-        # Only what a tick before this one saw as well: after a pause of the whole
-        # machine both are late.
+            return  # just started, or damaged: the watcher writes its line once a second
+        # Judge only by what this process has seen: after a pause of the whole machine both
+        # processes are late.
         if line.beat_s != self._seen:
             self._seen, self._seen_at_s = line.beat_s, now
             self.pid = line.pid
@@ -71,7 +73,7 @@ class WatcherSupervisor:
             self.pid = None
 
     def wait(self, seconds: float) -> bool:
-        """At the start, until there is one; False when none came in `seconds`."""
+        """Wait until there is a watcher; False if there is none after `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.tend()
@@ -94,12 +96,12 @@ class WatcherSupervisor:
 
     def _main(self) -> None:
         try:
-            # A session of its own: Ctrl-C and a closed terminal are for the daemon.
+            # In its own session, so that Ctrl-C and a closed terminal only reach the daemon.
             child = subprocess.Popen(
                 command(self._dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # As the daemon was started: whoever looks for what belongs together finds it.
+                # The daemon's environment, so that the processes can be recognized as related.
                 env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
                 cwd="/",
                 start_new_session=True,
@@ -110,14 +112,14 @@ class WatcherSupervisor:
         child.wait()
 
     def _tell(self, problem: str) -> None:
-        """It is tried every second, and told once."""
+        """Log a problem once, although the start is tried every second."""
         if problem != self._told:
             log.error("%s", problem)
         self._told = problem
 
 
 def _is_watcher(pid: int) -> bool:
-    """Its number may have been given to another process since."""
+    """Whether the pid still belongs to a watcher, and was not reused."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
     except OSError:

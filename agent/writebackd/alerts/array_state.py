@@ -13,7 +13,7 @@ from writebackd.types.storage import Backing, CacheMode, Protection
 
 _VERBS = {
     "rebuild": "rebuilds", "resync": "is resynced", "check": "is checked",
-    "patrol": "is read through by patrol", "initialisation": "is initialised",
+    "patrol": "is in a patrol read", "initialisation": "is initialised",
     "migration": "is reshaped",
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ def _works(view: DeviceView) -> List[str]:
     lines = []
     for each in _here(view):
         for work in each.works:
-            line = f"array {_VERBS.get(work.kind, 'is at work')}"
+            line = f"array {_VERBS.get(work.kind, 'is busy')}"
             if work.share is not None:
                 line += f", {formats.percent(work.share)} done"
             if work.rate is not None:

@@ -20,21 +20,26 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import ClassSample, DeviceSample, IoClass
 
-# A latency follows in this time: a minute of a database's day is like the next one.
+# Seconds.  Time constant of the usual latency: a database's load changes little within a minute.
 LATENCY_FOLLOWS_S = 60.0
-# Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
+# Factor, seconds.  A latency above SLOWER times the usual one may be the beginning of trouble, so
+# it becomes the usual one only within an hour.
 SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
-# And what gets slower minute by minute never is twice as slow as the minute before: a rise follows
-# slowly too, so that one by half in five minutes is seen. Less than that is what a load varies by.
+# Factor, seconds.  A disk that slows down gradually is never twice as slow as a minute before.  So
+# the usual latency also follows smaller rises slowly, and a rise by half in five minutes is
+# noticed.  Below RISING it is the normal variation of a load.
 RISING, RISING_FOLLOWS_S = 1.25, 600.0
-# The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
-# that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
+# Seconds.  Time constants of the usual sync rate, up and down.  They are short, but only apply
+# while syncs are as fast as usual: then a lower rate means that the load ended, and a backup that
+# follows is no collapse.  If syncs are slow, the latency may be the reason for the lower rate.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
-# Of slow ones that nobody waits for most of the time: less is asked, but how much less?
+# Seconds.  The same for slow syncs when none is pending most of the time: the load is lower, but by
+# how much is unknown.
 RATE_UNWANTED_S = 300.0
-# The most that syncs were seen to write: an hour that was unlike the others is forgotten in a day.
+# Seconds.  Time constant with which the highest write rate of syncs is forgotten: an unusual hour
+# is forgotten within a day.
 MOST_FALLS_S = 86400.0
-# Operations in a tick below which it says nothing of a latency.
+# Number of operations.  A tick with fewer is not used for a latency.
 ENOUGH = 3
 # Syncs per second, below which a usual rate is not kept.
 LEAST_RATE = 0.1
@@ -52,7 +57,7 @@ def small_writes(seen: DeviceSample) -> Tuple[int, int, Histogram]:
 
 
 def small_bytes(seen: DeviceSample) -> int:
-    """Of them the bytes alone: to add up latencies takes ten times as long."""
+    """Only the bytes of those, since adding up latencies takes ten times as long."""
     classes = seen.classes or {}
     return classes.get(IoClass.SYNC_WRITE, _NONE).bytes + classes.get(IoClass.JOURNAL, _NONE).bytes
 
@@ -60,7 +65,7 @@ def small_bytes(seen: DeviceSample) -> int:
 def learn(
     health: DeviceHealth, seen: DeviceSample, estimate: Estimate, seconds: float
 ) -> DeviceHealth:
-    """`health` with this tick in it, which stands for `seconds`; nothing may be wrong in it."""
+    """Learn the usual latencies from a tick without trouble, weighted as `seconds`."""
     count, size_bytes, latencies = small_writes(seen)
     syncs, size, writes = health.syncs, health.size, health.writes
     if estimate.fsyncs:
@@ -74,9 +79,9 @@ def learn(
 
 
 def seeded(health: DeviceHealth, earlier: Learned, age_s: float) -> DeviceHealth:
-    """`health` with what an earlier run of the daemon knew of this disk (estimate/learned.py).
+    """Fill `health` from what an earlier run of the daemon learned (estimate/learned.py).
 
-    `age_s`: how long this run has seen the disk do nothing, which is no load that starves.
+    `age_s`: how long this run has seen the disk idle; the usual rate has decayed since.
     """
     syncs, writes = earlier.baseline_s, earlier.write_baseline_s
     rate, most = earlier.usual_sync_rate, earlier.most_sync_bytes
@@ -91,14 +96,14 @@ def seeded(health: DeviceHealth, earlier: Learned, age_s: float) -> DeviceHealth
 
 
 def to_keep(memory: Memory, healths: Mapping[str, DeviceHealth]) -> Iterator[DeviceMemory]:
-    """The devices of `memory` with what is usual for them, as far as that is to outlive a restart.
+    """The devices of `memory` with the baselines that outlive a restart.
 
-    One at a time: a copy of 1 024 takes 2 MB.
+    One at a time, since a copy of 1024 takes 2 MB.
     """
     for name, mine in memory.devices.items():
         health = healths.get(name)
         if health is not None and health.identity == (mine.identity[0], str(mine.identity[1])):
-            # Below that no objective of a policy can speak of a rate.
+            # No policy can ask for a lower min-sync-rate.
             rate = _rounded(health.sync_rate) if health.sync_rate >= LEAST_RATE else None
             most = _rounded(health.most_sync_bytes)
             mine = replace(mine, usual_sync_rate=rate, most_sync_bytes=most)
@@ -106,12 +111,12 @@ def to_keep(memory: Memory, healths: Mapping[str, DeviceHealth]) -> Iterator[Dev
 
 
 def _rounded(value: float) -> float:
-    """To a thousandth: the file is read by people, and 1 024 disks fit into it."""
+    """Four digits, so that people can read the file and 1024 disks fit into it."""
     return float(f"{value:.4g}")
 
 
 def is_slow(health: DeviceHealth, estimate: Estimate, multiple: float) -> bool:
-    """Whether the tick's syncs took more than so many times what they usually take; cheap."""
+    """Whether the tick's syncs took more than `multiple` times their usual latency; cheap."""
     if not estimate.fsyncs:
         return False
     usual = health.usual(health.syncs, health.size)
@@ -120,7 +125,7 @@ def is_slow(health: DeviceHealth, estimate: Estimate, multiple: float) -> bool:
 
 
 def is_calm(health: DeviceHealth, estimate: Estimate) -> bool:
-    """Whether syncs are about as fast as usual, or nobody waits for one."""
+    """Whether syncs are about as fast as usual, or none is pending."""
     if not estimate.fsyncs:
         return not estimate.fsyncs_inflight
     return not is_slow(health, estimate, SLOWER)
@@ -137,7 +142,7 @@ def followed(
 
 
 def unwanted(health: DeviceHealth, rate: float, dt_s: float) -> DeviceHealth:
-    """`health` after a tick of slow syncs that nobody waited for: fewer become usual slowly."""
+    """Lower the usual rate slowly after a tick with slow syncs but none pending."""
     fewer = min(0.0, rate - health.sync_rate)
     return replace(
         health, sync_rate=health.sync_rate + min(1.0, dt_s / RATE_UNWANTED_S) * fewer
@@ -151,7 +156,7 @@ def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float
     if before is None:
         new = Baseline(size, latency_s, seconds)
     else:
-        # A mean of all until there is enough to follow.
+        # A plain mean until enough was learned.
         learned_s = before.learned_s + seconds
         follows_s = min(learned_s, LATENCY_FOLLOWS_S)
         if before.learned_s >= ENOUGH_S and latency_s > RISING * before.latency_s:

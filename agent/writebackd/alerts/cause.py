@@ -11,50 +11,59 @@ from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Dirtied, I
 from writebackd.types.core_memory import Memory
 from writebackd.types.histogram import Histogram
 
-# A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
+# A flood is the cause if the device was flooded for FLOODED_SHARE of the incident, and either the
+# largest backlog was BACKLOG_LEAST_BYTES and would take BACKLOG_SHARE of the syncs' latency to
+# write, or the flood is younger than JUST_BEGUN_S.
 FLOODED_SHARE = 0.5
 BACKLOG_SHARE, BACKLOG_LEAST_BYTES = 0.25, 64 << 20
 JUST_BEGUN_S = 30.0
-# Those who sync slept for this part of the time in write(), for pages of others.
+# Share of the time that fsync callers slept in write() because of other processes' dirty pages.
 THROTTLED_SHARE = 0.3
-# Of a limiter: it hands out turns evenly, while media need a seek and part of a turn (p90 of
-# 2 to 5 x p10), and cannot keep a rate to a few per cent either, over so many whole ticks: with
-# three alone 2 of 20 failing disks were taken for a limiter.
+# A limiter (of a cloud volume) is recognized by even service: p90 of the writes is at most
+# EVEN_LATENCY times p10, and the rate varies by at most EVEN_RATE over EVEN_LEAST to EVEN_TICKS
+# whole ticks.  Media need a seek and part of a rotation (p90 is 2 to 5 times p10), and do not keep
+# a rate within a few percent.  With three ticks alone 2 of 20 failing disks looked like a limiter.
 EVEN_LATENCY, EVEN_RATE = 2.0, 0.08
 EVEN_LEAST, EVEN_TICKS = 3, 5
-# Of several that queue for a turn the last waits as many times as long (18 to 72 ms with four at 60
-# turns a second); then the rate has to tell alone, to which seeks give 8 % and more. A tick begins
-# and ends between two turns, which is up to two operations more or fewer.
+# If several programs wait for the limiter, the last waits several times as long (18 to 72 ms with
+# four at 60 operations/s).  Then only the rate counts: it must vary by at most QUEUED_RATE, where
+# seeks cause 8 % or more, or by TURNS operations, since a tick may contain up to two more or fewer.
 QUEUED_RATE, TURNS = 0.04, 4
-# They queue for it nearly all the time. Where they think for longer than they wait, that keeps the
-# rate even, on any disk: without this, 9 of 60 lost caches were told 4 s late, with 0.5 10 of 150.
+# Share of the time that such programs must spend waiting.  Programs that do something else for
+# longer than they wait have an even rate on any disk.  Without this 9 of 60 lost caches were
+# reported 4 s late, with 0.5 10 of 150.
 QUEUED_SHARE = 0.8
-CAP_LEAST_RATE = 20.0  # operations per second; nobody sells less
-# No medium that works needs so long for one request of a short queue.
+CAP_LEAST_RATE = 20.0  # operations per second; no volume is sold with less
+# Seconds.  No working medium takes longer for a request of a short queue: FAULT_S at p10 of the
+# writes, FAULT_ONE_S at p99 or for the oldest pending sync.
 FAULT_S = 0.1
 FAULT_ONE_S = 2.0
-# Writes as fast as usual among slow ones: somebody else has the disks, or the cache, at times.
+# A write is as fast as usual below FAST_MULTIPLE times its usual latency, and always below
+# FAST_LEAST_S.  If more than FAST_SHARE of the writes are answered by a cache, the cache is on.
 FAST_MULTIPLE, FAST_LEAST_S = 3.0, 0.3e-3
 FAST_SHARE = 0.02
-# Media with much of their own speed (a drive's short seeks) answer some in three times what a slow
-# cache takes: these are no evidence of a cache while they are few, and above what it takes.
+# Fast media (a drive with short seeks) answer some writes within three times the latency of a slow
+# cache.  These are no evidence of a cache while they are at most SOON_SHARE of the writes and take
+# more than CACHE_MULTIPLE times the cache's latency.
 SOON_SHARE, CACHE_MULTIPLE = 0.2, 1.5
-# A write cache answers faster than media can: a rotation takes 4 to 8 ms, a seek as much.
+# Seconds.  A write cache answers below CACHED_S; media need MEDIA_S to MEDIA_MOST_S: a rotation
+# takes 4 to 8 ms, a seek as long.  MEDIA_MULTIPLE: times the usual latency, at least.
 CACHED_S, MEDIA_S, MEDIA_MOST_S = 1e-3, 1.5e-3, 50e-3
 MEDIA_MULTIPLE = 5.0
-# Behind a flood that is held a write waits for what is queued, and for others that do.
+# Factor on the backlog's drain time: under a limited flood a write waits for the queue and for
+# other waiting writes.
 QUEUED = 2.0
 ENOUGH_WRITES = 20
-# The largest size class that a write cache takes at once: 128 KB, with xfs's log among them.
+# The largest size class that a write cache accepts at once: 128 KB, which includes xfs's log.
 SMALL = 1
-# Culprits: those with this part of what the first one dirtied.
+# Culprits are the programs that dirtied at least CULPRIT_SHARE of what the first one did.
 CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
 _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _LXC = re.compile(r"^/(?:lxc\.payload\.|lxc/)([^/]+)")
 
 
 def cause_of(incident: Incident, health: DeviceHealth, memory: Memory) -> Cause:
-    """The likeliest cause; UNKNOWN where nothing fits."""
+    """The likeliest cause; UNKNOWN if none fits."""
     if _flood(incident):
         if memory.yielded is not None or memory.pin_bytes is not None:
             return Cause.FOREIGN_CHANGE
@@ -82,12 +91,12 @@ def _flood(incident: Incident) -> bool:
         incident.backlog_bytes >= BACKLOG_LEAST_BYTES
         and incident.backlog_s >= BACKLOG_SHARE * incident.judged_s
     )
-    # Held to a few MB and well for half a minute, it is something else that came.
+    # A flood that was limited to a few MB for half a minute without trouble is not the cause.
     return behind or incident.flood_age_s <= JUST_BEGUN_S
 
 
 def is_even(incident: Incident) -> bool:
-    """Whether a limiter sets the pace: a plateau of operations or bytes, each served alike."""
+    """Whether a limiter sets the rate: constant operations or bytes per second, even latency."""
     ticks = incident.ticks[1:][-EVEN_TICKS:]  # the first began before the trouble
     low, high = incident.writes.quantile(0.1), incident.writes.quantile(0.9)
     if len(ticks) < EVEN_LEAST or low is None or high is None:
@@ -107,7 +116,7 @@ def is_even(incident: Incident) -> bool:
 
 
 def _is_capped(incident: Incident, health: DeviceHealth) -> bool:
-    """Whether it is a limiter. One lets nobody past: even the fastest are slower than usual."""
+    """Whether a limiter is the cause.  It delays every write: even the fastest are slow."""
     usual, low = usual_write(incident, health), incident.writes.quantile(0.1)
     all_slow = usual is None or (low is not None and low > 2 * usual.latency_s)
     return all_slow and not incident.flooded_s and is_even(incident)
@@ -119,13 +128,13 @@ def _scatter(values: Sequence[float]) -> float:
 
 
 def usual_write(incident: Incident, health: DeviceHealth) -> Optional[Baseline]:
-    """What a sync or journal write of their mean size usually takes."""
+    """The usual latency of sync and journal writes of this incident's mean size."""
     size = size_class(incident.writes.total, incident.sync_bytes)
     return health.usual(health.writes, size)
 
 
 def fast_share(writes: Histogram, size_bytes: int, health: DeviceHealth) -> Optional[float]:
-    """The share of small writes that are as fast as usual; None where that is not known."""
+    """The share of small writes that are as fast as usual; None if that is not known."""
     total = writes.total
     size = size_class(total, size_bytes)
     usual = health.usual(health.writes, size)
@@ -140,14 +149,14 @@ def _soon_s(usual: Baseline) -> float:
 
 
 def has_cached(writes: Histogram, usual: Baseline) -> bool:
-    """Whether a write cache took some of these small writes."""
+    """Whether a write cache answered some of these small writes."""
     cached_s = min(_soon_s(usual), max(CACHE_MULTIPLE * usual.latency_s, MEDIA_S / 2))
     above, total = writes.count_above(cached_s)
     return total - above > FAST_SHARE * total
 
 
 def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
-    """Whether every small write takes as long as media do, where a cache used to take them."""
+    """Whether every small write takes as long as media need, although a cache used to answer."""
     usual, fast = (
         usual_write(incident, health),
         fast_share(incident.writes, incident.sync_bytes, health),
@@ -166,7 +175,10 @@ def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
 
 
 def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
-    """Who dirtied most, the heaviest first, where that is why; without command lines."""
+    """The programs that dirtied most, the heaviest first, if dirty pages are the cause.
+
+    Without command lines.
+    """
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return ()
     heavy = sorted(incident.dirtied.values(), key=lambda each: -each.count)[:MOST_CULPRITS]
@@ -192,10 +204,10 @@ def _culprit(dirtied: Dirtied, seconds: float) -> Culprit:
 
 
 def unit_in(cgroup: Optional[str]) -> Optional[str]:
-    """The host's unit that a cgroup path belongs to; None where none does.
+    """The host's unit that a cgroup path belongs to; None if there is none.
 
-    Below what is no slice (/docker/ID, /lxc.payload.web) a container has units of its own, which
-    may be called as the host's are.
+    Units below a non-slice (/docker/ID, /lxc.payload.web) belong to a container, and may have the
+    same names as the host's.
     """
     for part in (cgroup or "").strip("/").split("/"):
         if part.endswith((".service", ".scope")):

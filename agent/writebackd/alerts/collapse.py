@@ -15,23 +15,24 @@ from writebackd.alerts.incident import alert_of, extended, is_lasting, is_over
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
-# Part of an incident in which somebody waits: without waiters a low rate is no collapse.
+# Share of an incident in which a sync must be pending.  A low rate without waiting is no collapse.
 DEMAND_SHARE = 0.8
-# The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
-# know, and drains a full cache, within half a minute (docs/explanation/how-it-decides.md).
+# Seconds.  Time for the law to control a flood: within half a minute it finds an unknown drain rate
+# and drains a full cache (docs/explanation/how-it-decides.md).
 LAW_ACTS_S = 30.0
-# What is usual was learned without a flood; beside one that is held about so many syncs are left
-# (f at the knee, tests/sim/plant.py).
+# Share of the usual rate.  The usual rate is learned without a flood; during a limited flood about
+# this share of it remains (f at the knee, tests/sim/plant.py).
 BESIDE_HELD_FLOOD = 0.65
-# Unless it followed that beside the flood for so long, and syncs wait for longer than what the
-# agent lets be queued takes (the law tries larger limits, which cost some syncs again).
+# Seconds of flood after which the usual rate is that during the flood, so BESIDE_HELD_FLOOD no
+# longer applies, unless syncs only wait for the queue that the law allows: it tries larger limits,
+# which cost some syncs.
 BESIDE_USUAL_S = 3 * RATE_FALLS_S
-# What a large sync may take: its bytes at this part of the most that syncs were seen to write.
+# Factor: a large sync may take this times the time for its bytes at the highest sync write rate.
 SIZE_SLACK = 3.0
 
 
 class Syncs(NamedTuple):
-    """Those of a tick, or of an incident."""
+    """The syncs of a tick or an incident."""
 
     done: int
     size_bytes: int
@@ -39,7 +40,7 @@ class Syncs(NamedTuple):
 
 
 def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with this tick in its incident, if there is one; tells of it when it is sure."""
+    """Add this tick to the incident, if there is one, and raise the alert once it is certain."""
     incident, bad = health.collapse, suspicious(view, health)
     if incident is None and not bad:
         if _is_well(view, health):
@@ -69,7 +70,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
-    """Whether this tick looks like a collapse: few syncs, and those slow or held up."""
+    """Whether this tick looks like a collapse: few syncs, and these slow or throttled."""
     rate = view.estimate.sync_rate
     if (
         rate is None
@@ -86,7 +87,7 @@ def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
 
 
 def _lasts(view: DeviceView, health: DeviceHealth) -> bool:
-    """Once an incident has begun, single fast syncs among few do not end it."""
+    """Whether an incident goes on: a few fast syncs do not end it while the rate is low."""
     rate = view.estimate.sync_rate or 0.0
     few = rate < view.rules.sync_share * health.sync_rate
     return few and view.seen.sync is not None and view.waited
@@ -96,7 +97,7 @@ def _is_collapse(view: DeviceView, health: DeviceHealth, incident: Incident, cau
     """Whether the incident's last seconds together are a collapse."""
     least_s = view.rules.collapse_s
     if cause is Cause.FLOOD and view.tick.protects:
-        # What the law is tightening against is no alert unless it fails.
+        # No alert while the law still lowers the limit.
         least_s = max(LAW_ACTS_S, least_s)
     beside = 1.0
     held = view.tick.protects and incident.flooded_s >= FLOODED_SHARE * incident.seconds
@@ -107,7 +108,7 @@ def _is_collapse(view: DeviceView, health: DeviceHealth, incident: Incident, cau
     syncs = _of_spell(incident)
     held_up = incident.throttled_s >= THROTTLED_SHARE * incident.seconds
     return (
-        # Sixteen half seconds may be 7.99 s.
+        # 16 ticks of half a second may add up to 7.99 s.
         incident.lasted_s >= least_s - view.dt_s / 4
         and is_lasting(incident)
         and incident.sync_rate < view.rules.sync_share * beside * health.sync_rate
@@ -134,27 +135,27 @@ def _of_spell(incident: Incident) -> Syncs:
 
 
 def _usual(health: DeviceHealth, syncs: Syncs) -> Optional[Baseline]:
-    """What syncs of that size usually take."""
+    """The usual latency of syncs of that size."""
     size = size_class(syncs.done, syncs.size_bytes) if syncs.done else health.size
     return health.usual(health.syncs, size)
 
 
 def _threshold_s(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> float:
-    """The mean latency above which so many syncs of so many bytes are slow."""
+    """The mean latency above which syncs of this number and size are slow."""
     usual = _usual(health, syncs)
     if usual is None:
         return float("inf")
     by_size = 0.0
     if size_class(syncs.done, syncs.size_bytes) > usual.size and health.most_sync_bytes:
-        # Larger than any that are known: their bytes take time as well.
+        # Larger than any syncs with a known latency: allow time for the bytes.
         by_size = SIZE_SLACK * syncs.size_bytes / max(1, syncs.done) / health.most_sync_bytes
     return view.rules.latency_multiple * usual.latency_s + by_size
 
 
 def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
-    """Whether syncs are fewer for being larger: they write as much as they ever did."""
+    """Whether syncs are fewer because they are larger: they write as many bytes as ever."""
     if syncs.size_bytes < view.rules.bytes_share * health.most_sync_bytes * syncs.seconds:
         return False
     usual = _usual(health, syncs)
-    # One that has not returned yet has written all of it.
+    # If none has returned yet, one pending sync has written all of it.
     return usual is None or size_class(max(1, syncs.done), syncs.size_bytes) > usual.size

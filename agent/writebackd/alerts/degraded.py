@@ -29,21 +29,22 @@ from writebackd.alerts.incident import UNWANTED_S, alert_of, extended, is_lastin
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
-# The first tick, and three whole ones of about a second that a limiter is told by (EVEN_LEAST). In
-# the first five seconds there are no more: a tick with less than half of it slow does not count.
+# Seconds until the alert: the first tick, and three whole ones of about a second, which are needed
+# to rule out a limiter (EVEN_LEAST).
 DEGRADED_S = 3.5
-FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back
-# Behind seconds of a flood every write waits, cache or not. A held one is a tenth of a second of R
-# (MOST_S), and R up to 2 GB/s.
+FAST_AGAIN = 0.5  # share of fast small writes above which the cache is back
+# Bytes.  With a larger backlog every write is slow, with or without a cache.  A limited flood has a
+# backlog of a tenth of a second of R (MOST_S), R being up to 2 GB/s.
 HIDING_BYTES = 256 << 20
-# Times the longest stretch without a fast write beside a flood, in which the cache was well.
+# Factor on the longest time without a fast write during a flood while the cache was working.
 SLOW_TIMES = 2.0
-# Without a small write for so long it is not known to be off any more; it is told again when it is.
+# Seconds.  Without a small write for this long the alert ends; it is raised again if the cache is
+# still off.
 UNSEEN_S = 300.0
 
 
 def degraded(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with this tick in its incident, if there is one; tells of it when it is sure."""
+    """Add this tick to the incident, if there is one, and raise the alert once it is certain."""
     count, size_bytes, _ = view.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
@@ -63,8 +64,7 @@ def degraded(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with what small writes of this tick say, which is one of a flood or of what it left
-    slow."""
+    """Record for how long small writes are fast, or slow, during a flood and just after it."""
     count, size_bytes, latencies = view.small_writes
     size = size_class(count, size_bytes)
     usual = health.usual(health.writes, size)
@@ -76,7 +76,7 @@ def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
             max(0.0, fast_s - view.dt_s), fast_at_s, slow_s + view.dt_s, longest_s
         ))  # fmt: skip
     if view.estimate.flooded:
-        # Only one after another: a flood's first tick and its last have fast ones on any disk.
+        # Only consecutive ticks: the first and last of a flood have fast writes on any disk.
         now_s = view.tick.sample.time_s
         if now_s - fast_at_s < 1.5 * view.dt_s:
             fast_s = min(fast_s + view.dt_s, LATENCY_FOLLOWS_S)
@@ -88,9 +88,9 @@ def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def recovering(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with what this tick says of a cache that was told to be off.
+    """Check whether a cache reported as off is back.
 
-    A tick of a quiet host has too few writes to tell by: they are taken together.
+    A single tick of a quiet host has too few writes to judge by, so ticks are combined.
     """
     count, size_bytes, latencies = view.small_writes
     before = health.recovery
@@ -123,20 +123,22 @@ def _is_fast(view: DeviceView, health: DeviceHealth, usual: Baseline) -> bool:
     if view.estimate.flooded:
         return has_cached(latencies, usual)
     share = fast_share(latencies, size_bytes, health)
-    # Twice as many as those of an incident may be: a tick has few to count.
+    # Twice the share allowed in an incident, since a single tick has few writes.
     return share is not None and share > 2 * SOON_SHARE
 
 
 def _is_usual(incident: Incident, beside: BesideFlood) -> bool:
-    """Whether a flood explains it: floods are not known to leave some fast, or left none for about
-    as long before."""
+    """Whether a flood explains the incident.
+
+    Either no fast writes have been seen during floods, or earlier floods had none for as long.
+    """
     return incident.flooded_s >= FLOODED_SHARE * incident.seconds and (
         beside.fast_s < ENOUGH_S or beside.slow_s < SLOW_TIMES * beside.longest_s
     )
 
 
 def _hidden(view: DeviceView) -> bool:
-    """Whether a flood may be why small writes are slow in this tick."""
+    """Whether a flood may be the cause of slow small writes in this tick."""
     if not view.estimate.flooded:
         return False
     middle = view.small_writes[2].quantile(0.5)
@@ -145,7 +147,7 @@ def _hidden(view: DeviceView) -> bool:
 
 
 def _unseen(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """Nothing small was written: that says nothing, and in the end what was before says no more."""
+    """A tick without small writes: after UNWANTED_S of them the incident is dropped."""
     incident = health.degraded
     if incident is None:
         return health

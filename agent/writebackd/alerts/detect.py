@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The detector: samples and estimates of a tick in, active alerts out.  Pure.
+"""Detects alerts from the samples and estimates of a tick.  Pure.
 
     detect(policy, memory, sample, estimates, decision, core) -> (alerts, memory)
 
-A device that does nothing costs a comparison; one where all is well, its baselines; only one
-where something looks wrong is summed up in an Incident, from which the cause is told.
+An idle device costs one comparison, a healthy one an update of its baselines.  Only if something
+looks wrong is the evidence collected in an Incident, from which the cause is found.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from writebackd.types.decision import Decision, DeviceState
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, Sample
 
-# A tick so long, and so many times the one before, is a suspend, or a host that stood still.
+# Seconds, factor.  A tick of RESUME_S or more and RESUME_TIMES the previous one means that the host
+# was suspended or stopped.
 RESUME_S, RESUME_TIMES = 10.0, 5.0
-# From so many devices on one learns in every n-th tick only.
+# Number of devices above which each one learns only in every SELDOM-th tick.
 MANY, SELDOM = 64, 8
 
 
@@ -40,14 +41,14 @@ def detect(
     policy: Policy, memory: AlertMemory, sample: Sample, estimates: Mapping[str, Estimate],
     decision: Decision, core: Memory, in_force: bool = True,
 ) -> Tuple[Tuple[Alert, ...], AlertMemory]:
-    """The alerts that stand after this tick, the newest last, and what to remember of it.
+    """The active alerts after this tick, the newest last, and the new memory.
 
-    `core` is the Memory that the decision left; `in_force` is false where what it wants is not
-    set: a kernel refuses it, or somebody switched the agent off.
+    `core` is the Memory after the decision; `in_force` is false if the decision is not applied: the
+    kernel refuses it, or the kill switch is set.
     """
     memory = _quieted(policy, memory, sample)
     tick = TickView(policy, memory, sample, decision, core, in_force)
-    # An EXHAUSTED that stands says nothing of what is usual.
+    # Learn nothing during an alert, except EXHAUSTED, which does not affect baselines.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
     at_the_bound = {each.name for each in decision.devices if each.state is DeviceState.EXHAUSTED}
     healths: Dict[str, DeviceHealth] = {}
@@ -66,12 +67,12 @@ def detect(
         if seen.excluded is not None or name not in estimates:
             tick.left.add(name)
             continue
-        # Another disk under the same name starts anew.
+        # A different disk under the same name starts anew.
         identity = (seen.device.devno, str(seen.device.diskseq))
         if health is None or health.identity != identity:
             health = DeviceHealth(identity)
         if not health.writes and name in core.devices:
-            # In the quiet after boot no rate is followed, so none is begun with.
+            # No sync rate during the quiet time after boot, since it would not be updated.
             begun_s = float("-inf") if tick.quiet else memory.begun_s or sample.time_s
             age_s = sample.time_s - begun_s
             health = seeded(health, core.devices[name].earlier, age_s)
@@ -105,14 +106,14 @@ def _idle(seen: DeviceSample, health: Optional[DeviceHealth]) -> bool:
 
 
 def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
-    """Quiet after boot (time_s counts from there), and after a gap between two ticks."""
+    """Start the quiet time after boot (time_s counts from boot) and after a gap between ticks."""
     until = memory.quiet_until_s
     if memory.begun_s is None:
         memory = replace(memory, begun_s=sample.time_s)
         until = max(until, policy.alerts.quiet_s)
     elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
         until = sample.time_s + policy.alerts.quiet_s
-        # What was under way is no measure of what comes.
+        # Evidence collected before the gap is out of date.
         healths = {name: _calmed(health) for name, health in memory.health.items()}
         memory = replace(memory, health=healths)
     return memory if until == memory.quiet_until_s else replace(memory, quiet_until_s=until)
@@ -130,7 +131,7 @@ def _troubled(health: DeviceHealth) -> bool:
 
 
 def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
-    """One device's tick, by each of the alerts; only what may have something to say is asked."""
+    """Run each detector that may apply to this device's tick."""
     health = stall(view, health)
     standing = view.standing
     if standing or health.stalled_s or health.collapse is not None or suspicious(view, health):
@@ -152,7 +153,7 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
 
 
 def _learned(view: DeviceView, health: DeviceHealth, seconds: float) -> DeviceHealth:
-    """`health` with this tick in what is usual, which stands for `seconds`."""
+    """Update the baselines with this tick, weighted as `seconds`."""
     estimate = view.estimate
     calm = is_calm(health, estimate)
     rate = estimate.sync_rate or 0.0 if calm else health.sync_rate

@@ -13,28 +13,29 @@ from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 from writebackd.types.samples import IoClass
 
-# An incident ends when it looked well for so long; a flusher's rounds are shorter.
+# Seconds.  An incident ends when all looks well for this long; the flusher's rounds are shorter.
 INCIDENT_ENDS_S = 3.0
-# Or when nobody waited for so long: then few syncs are few for want of a load.
+# Seconds.  It also ends when no sync was pending for this long: then there are few syncs because
+# there is no load.
 UNWANTED_S = 10.0
 INCIDENT_TICKS = 12
-# Programs that are remembered for what they dirtied, and how many are left of more.
+# Number of programs remembered with their dirtied bytes; beyond that the HEAVIEST are kept.
 MANY_PROGRAMS, HEAVIEST = 32, 16
 
 
 def extended(
     incident: Optional[Incident], view: DeviceView, bad: bool, window_s: float
 ) -> Incident:
-    """The incident with this tick in it; a new one begins with the tick.
+    """Add this tick to the incident, or begin one.
 
-    Its sums are of the last `window_s` to twice as many seconds, or of all but the first tick while
-    it is younger.
+    The sums cover the last `window_s` to 2 x `window_s` seconds, or while the incident is younger
+    all but its first tick.
     """
     begun = _begun(view)
     if incident is None:
         incident = begun
     elif len(incident.ticks) == 1:
-        # Part of the first tick was before the trouble: its fast writes are no evidence.
+        # The first tick began before the trouble: its fast writes are no evidence.
         incident = replace(
             begun, began_s=incident.began_s, began_wall_s=incident.began_wall_s,
             flood_age_s=incident.flood_age_s, lasted_s=incident.lasted_s, good_s=incident.good_s,
@@ -68,7 +69,7 @@ def _begun(view: DeviceView) -> Incident:
 
 
 def _added(incident: Incident, view: DeviceView) -> Incident:
-    """`incident` with this tick in its sums."""
+    """Add this tick to the sums."""
     tick, seen, estimate, dt_s = view.tick, view.seen, view.estimate, view.dt_s
     name = view.name
     _, sync_bytes, latencies = view.small_writes
@@ -120,7 +121,7 @@ def is_over(incident: Incident) -> bool:
 
 
 def is_lasting(incident: Incident) -> bool:
-    """Whether it is more than one long tick: what stood still in that may be the whole host."""
+    """Whether it is more than one tick: in a single long one the whole host may have stopped."""
     return len(incident.ticks) > 1
 
 

@@ -13,12 +13,13 @@ from writebackd.types.copying import replace
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
-# What it looks like for so long is why: an incident forgets what was before within 16 s.
+# Seconds.  An alert changes its cause after another one has been found for this long; the evidence
+# of an incident is at most 16 s old.
 CAUSE_HOLDS_S = 10.0
-# A second that is not well takes so many of those that were: begun anew by each, an alert would
-# stand for ever where a checkpoint makes one slow second in every minute.
+# Good seconds cancelled by one bad second.  If a bad second cancelled all of them, an alert would
+# never end on a database whose checkpoint causes one slow second in every minute.
 GOOD_TAKEN = 10.0
-# What explains an alert: it is not told beside one of these.
+# Alerts that explain another one, which is then not reported.
 _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
     AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),
     AlertName.EXHAUSTED.value: (AlertName.STALL, AlertName.COLLAPSE, AlertName.CACHE_DEGRADED),
@@ -26,7 +27,7 @@ _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
 
 
 def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key, ActiveAlert]:
-    """Hysteresis: raised at once, gone when it was well for long and has stood for long."""
+    """Raise alerts at once; end them after `resolve-after` without trouble and at least `hold`."""
     found = tick.found
     if tick.quiet:
         found = {key: alert for key, alert in found.items() if key in before}
@@ -53,7 +54,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
     for key, alert in found.items():
         if key not in standing:
             standing[key] = ActiveAlert(alert, now_s)
-    # Of a disk that is gone one alert tells enough; what it hides would come out at its end.
+    # One alert is enough for a disk that is gone; the ones it hides would appear when it ends.
     for name, on in [key for key in standing if key[1] is not None and key[1] not in here]:
         if any((worse.value, on) in standing for worse in _WORSE.get(name, ())):
             del standing[name, on]
@@ -61,8 +62,11 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
-    """With this tick's numbers; with another cause when that has held, as a cause that flickers
-    would be news in every tick.  Severity only rises: in waves it would be news in each."""
+    """The alert with this tick's numbers.
+
+    Its cause changes only after CAUSE_HOLDS_S, and its severity only rises, or each flicker of a
+    cause and each wave of a flood would be reported anew.
+    """
     old = before.alert
     lasts = tick.sample.time_s - before.raised_s >= tick.rules.critical_s
     severity = alert.severity
@@ -81,13 +85,13 @@ def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
 
 
 def hidden(standing: Mapping[Key, ActiveAlert], shown: Sequence[Alert]) -> Tuple[Alert, ...]:
-    """Those that stand and are not `shown`, as another one explains them."""
+    """Active alerts that are not `shown` because another one explains them."""
     keys = {(each.name.value, each.device) for each in shown}
     return tuple(each.alert for key, each in standing.items() if key not in keys)
 
 
 def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Alert, ...]:
-    """Without those that another one explains."""
+    """Active alerts that no other alert explains."""
     if not standing:
         return ()
     devices = {seen.device.name: seen.device for seen in sample.devices}
@@ -107,13 +111,16 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
 
 
 def _explains(worse: AlertName, alert: Alert) -> bool:
-    """A cache may be off for weeks; that a write takes 100 ms and longer is not for want of it."""
+    """A missing cache, perhaps for weeks, does not explain writes of 100 ms and more."""
     return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
 
 
 def _share_a_disk(one: Optional[Device], other: Optional[Device]) -> bool:
-    """Volumes on one disk do.  Two disks of one driver may be of two controllers; and of one
-    controller each tells of its cache by itself."""
+    """Whether two devices have a common leaf disk.
+
+    A common driver is no evidence: it may have two controllers, and of one controller each disk
+    raises its own cache alert.
+    """
     if one is None or other is None:
         return False
     return not set(one.leaf_devnos).isdisjoint(other.leaf_devnos)

@@ -111,7 +111,7 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
         why = _ANOTHER if seen > told else "part of it is used for reads, reserved or disabled"
         _tell(
             view, 0.0,
-            f"{source} says that the write cache has {formats.size(told)}, but floods fill"
+            f"{source} reports a write cache of {formats.size(told)}, but floods fill"
             f" {formats.size(seen)}: {why}",
             "compare the settings of the controller's cache, and the disks' own caches, with the"
             " vendor's tool",

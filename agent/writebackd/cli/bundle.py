@@ -34,14 +34,14 @@ _GOOD, _FAILED = b"+", b"-"
 
 _HEAD = """\
 writebackd {version}: parts of a bug report, made {when} UTC by `writebackctl doctor --bundle`.
-Read it before you send it: a secret is found by the word beside it or by its place, others are
-not. Names of devices, mount points, units, cgroups and programs stay: a report is about them.
+Read it before you send it: secrets are recognized by a nearby word or by their position, and any
+other secret stays. Names of devices, mount points, units, cgroups and programs are not masked.
 
-In no part: the environment of any process, files of others, data of disks, addresses behind
+Not included: environments of processes, files of other programs, data on disks, addresses after
 scheme:// (of routes and hooks).
 Masked in all parts: passwords, tokens and keys in command lines, policies and logs (***); serial
-numbers of disks, UUIDs, mail addresses, and names below any home/ and /media, each by a word that
-is the same in every bundle of this host{host}.
+numbers of disks, UUIDs, mail addresses, and names below any home/ and /media, each replaced by a
+word that is the same in every bundle of this host{host}.
 """
 _HOST = "; its name, and IP and MAC addresses"
 _KEPT = "\nNot masked, as --keep-host asked for: name of this host, IP and MAC addresses"

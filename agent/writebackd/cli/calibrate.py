@@ -75,13 +75,13 @@ def _refuse_standing(history: Path, device: str) -> None:
     except HistoryError as error:
         if not history.exists():
             return
-        raise Refused(f"nobody can tell whether an alert stood: {error}") from None
+        raise Refused(f"cannot tell whether an alert was active: {error}") from None
     for alert in past:
         stood = alert["end"] is None and alert["began"] >= max(starts, default=0.0)
         if stood and alert["device"] == device and alert["cause"] != Cause.FLOOD.value:
             raise Refused(
-                f"alert {alert['name']} stood when writebackd ended: see `writebackctl alerts`,"
-                " and start writebackd to see whether it does still"
+                f"alert {alert['name']} was active when writebackd stopped: see `writebackctl"
+                " alerts`, and start writebackd to check it"
             )
 
 
@@ -108,7 +108,7 @@ class _Course:
             try:
                 self._say(
                     f"calibrate of {clean(self._device.name)}: writes up to"
-                    f" {formats.size(budget.write_bytes + DATABASE_BYTES)} to files without a name"
+                    f" {formats.size(budget.write_bytes + DATABASE_BYTES)} to unlinked files"
                     f" in {clean(str(options.directory))}, for at most"
                     f" {formats.duration(budget.time_s)}; Ctrl-C ends it"
                 )
@@ -151,7 +151,7 @@ class _Course:
         if self._calibration.problem or not result.drain_rate:
             return []
         if self._device.identity is None:
-            return ["nothing tells this disk apart from others, so the result is not kept"]
+            return ["this disk has no unique identity, so the result is not kept"]
         path = state_dir(self._options) / CALIBRATIONS
         run = Calibrated(
             time.time(), result.drain_rate, result.cache_bytes,
@@ -182,10 +182,10 @@ class _Course:
                 f"idle      {formats.count(idle.sync_rate)} fsyncs/s,"
                 f" p50 {formats.milliseconds(idle.latency.quantile(0.5))} ms,"
                 f" p99 {formats.milliseconds(idle.latency.quantile(0.99))} ms;"
-                " now a flood, until the cache is full"
+                " starting a flood until the cache is full"
             )
         elif done is Phase.FILL and calibration.phase is Phase.LADDER:
-            self._say(f"full      {_cache(calibration.result())}; now one limit after another")
+            self._say(f"full      {_cache(calibration.result())}; trying fixed limits")
 
     def _rung_line(self, rung: Rung) -> str:
         result = self._calibration.result()
@@ -209,7 +209,8 @@ class _Course:
             lines.append(
                 f"price     fsyncs at {formats.percent(limit.sync_rate / result.ladder_idle_rate)}"
                 f" of their idle rate, the flood at"
-                f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the disk's"
+                f" {formats.percent(min(1.0, limit.flood_rate / result.drain_rate))} of the drain"
+                " rate"
             )
         if self._kept is not None:
             kept = [f"{formats.size(self._kept.drain_rate)}/s"]
@@ -218,9 +219,9 @@ class _Course:
             if self._kept.limit_bytes:
                 kept.append(f"limit {formats.size(self._kept.limit_bytes)}")
             runs = f"{self._runs} runs, medians" if self._runs > 1 else "1 run"
-            daemon = "the daemon begins with them, and " if self._is_seeded else ""
+            daemon = "the daemon starts from them, and " if self._is_seeded else ""
             lines.append(
-                f"kept      {runs}: {', '.join(kept)}; {daemon}`recommend` counts them"
+                f"kept      {runs}: {', '.join(kept)}; {daemon}`recommend` uses them"
             )
         lines.append(
             f"wrote     {formats.size(result.written_bytes)} in {formats.duration(result.seconds)}"
@@ -265,4 +266,4 @@ def _cache(result: Result) -> str:
     rate = f"{formats.size(result.drain_rate)}/s"
     if result.cache_bytes is not None:
         return f"{rate}, behind a write cache that took {formats.size(result.cache_bytes)}"
-    return f"{rate}; no write cache seen, of more than {formats.size(result.cache_most_bytes)}"
+    return f"{rate}; no write cache above {formats.size(result.cache_most_bytes)} found"

@@ -91,7 +91,7 @@ class CalibrationHost:
             self._lease = LeaseHolder(runtime_dir, policy.limits.lease_s)
         except AlreadyRunning as error:
             raise Refused(
-                f"{error}. It would take this flood for somebody's: `systemctl stop writebackd`,"
+                f"{error}. It would limit this flood: `systemctl stop writebackd`,"
                 " calibrate, start it again"
             ) from None
         self._watch = WatcherSupervisor(runtime_dir)
@@ -100,7 +100,7 @@ class CalibrationHost:
         )
         self._holds = True
         if not self._watch.wait(_WATCHER_S):
-            raise Refused("no watcher starts, which would restore the limits after a crash")
+            raise Refused("cannot start the watcher, which restores the limits after a crash")
         if not self._lease.renew():
             self._lease.take_first()
         self._actuator.start()
@@ -155,7 +155,7 @@ class CalibrationHost:
             syncs, loads.syncs - syncs, sync_s, loads.written_bytes, loads.pids
         )
         for write in self._actuator.foreign(sample.vm.limits):
-            raise Refused(f"another process set {write.lever}={write.value}, which stays")
+            raise Refused(f"another process set {write.lever}={write.value}; not restored")
         return sample
 
     def _pass(self, seconds: float) -> None:

@@ -197,7 +197,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         ctypes.CDLL(None).malloc_trim(0)
         unread = memory_lock.read_in_code()
         if unread:
-            log.info("code is read from disk when it first runs: %s", unread)
+            log.info("not all code is in memory, the rest is read from disk when used: %s", unread)
         daemon.run(ready=lambda: notify("READY=1"))
         if live:
             print(f"\nwritebackd stopped; limits now: {in_words(read_limits(KernelFiles()))}")
@@ -246,7 +246,7 @@ class _Chooser:
             write_atomically(path, f"{name}\n".encode())
         except OSError as error:
             log.warning(
-                "%s: %s: a restart while the services of %s are down takes another policy",
+                "%s: %s: if its services are down at a restart, another policy than %s is used",
                 path, error.strerror, name,
             )  # fmt: skip
 

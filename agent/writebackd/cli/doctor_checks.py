@@ -274,7 +274,7 @@ def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
         hidden = status.get("processes_unseen")
     else:
         hidden = unseen(hiding(files))
-        level, more = "note", "; not where systemd mounts a /proc for the unit, as 252 does"
+        level, more = "note", "; not if systemd mounts a /proc for the unit, as version 252 does"
     if hidden:
         yield level, f"{hidden}{more}"
     else:

@@ -63,7 +63,7 @@ class Delays:
             answer = self._stats.get_pid_stat(os.getpid())
             if _values(answer)["ac_pid"] != os.getpid():
                 # Linux 6.14 and 6.15 put fields into the middle of struct taskstats.
-                self._give_up("taskstats have another layout on this kernel")
+                self._give_up("the taskstats of this kernel have an unknown layout")
         except ImportError:
             self._give_up("block-IO waits need pyroute2: apt-get install python3-pyroute2")
         except Exception as error:  # pyroute2's own, of netlink, and OSError

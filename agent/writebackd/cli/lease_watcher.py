@@ -24,7 +24,7 @@ def lease_watcher(options: argparse.Namespace) -> int:
     if any(stream.isatty() for stream in (sys.stdin, sys.stdout) if stream is not None):
         raise CommandError(
             f"lease-watcher is not for a terminal: {_PURPOSE}; `writebackctl top` shows the state"
-            " on", USAGE,
+            " there", USAGE,
         )  # fmt: skip
     if os.geteuid() != 0:
         raise CommandError(f"lease-watcher needs root: {_PURPOSE}", NOT_PERMITTED)

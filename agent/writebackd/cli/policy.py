@@ -104,7 +104,7 @@ def _rendered(policy: Policy, opened: Optional[Open]) -> str:
         return text
     now = "No window is open now."
     if opened is not None:
-        now = f"Window {opened.name} is open now, until {opened.until}: what it says is in force."
+        now = f"Window {opened.name} is open now, until {opened.until}: its values are in force."
     return f"{text}\n\n# {now}"
 
 

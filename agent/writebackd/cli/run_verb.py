@@ -102,8 +102,8 @@ def _find_manager() -> None:
         return
     said = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
     raise CommandError(
-        f"run: no systemd of this user answers ({said}), cron and su start none: try again with"
-        " sudo, or after `loginctl enable-linger` with"
+        f"run: the systemd of this user does not answer ({said}); cron and su do not start it: try"
+        " again with sudo, or after `loginctl enable-linger` with"
         f" XDG_RUNTIME_DIR=/run/user/{os.geteuid()} set",
         NOT_EXECUTABLE,
     )
@@ -115,7 +115,7 @@ def _make_cgroup(unit: str) -> Path:
     mount = cgroup2_mount(files)
     if mount is None:
         raise CommandError(
-            "run needs systemd or cgroup v2, and neither is here: to mount it,"
+            "run needs systemd or cgroup v2, and neither is available: try"
             " `mount -t cgroup2 none /sys/fs/cgroup/unified`", NOT_PERMITTED,
         )  # fmt: skip
     own = _own_cgroup(mount)

@@ -326,8 +326,8 @@ def _cache_line(cache: Answer) -> str:
             return ""
         told = said[0]["capacity_bytes"]
         return (
-            f"write cache {formats.size(seen)} by behaviour, {formats.percent(seen / told)} of what"
-            f" {as_text(said[0]['source'])} says"
+            f"write cache {formats.size(seen)} measured, {formats.percent(seen / told)} of what"
+            f" {as_text(said[0]['source'])} reports"
         )
     return (
         f"{cache['fill_source']} {formats.percent(cache['fill'])} full of"

@@ -322,7 +322,7 @@ def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], i
 def _unseen(top: Top) -> str:
     status: Mapping[str, Any] = top.status or {}
     backend = status.get("probe", {}).get("backend")
-    return ", unknown to probe procfs" if backend == "procfs" else ""
+    return ", not visible to probe procfs" if backend == "procfs" else ""
 
 
 def _rate(rate: Optional[float]) -> str:

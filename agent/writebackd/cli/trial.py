@@ -85,9 +85,9 @@ class _Course:
             f" {formats.duration(plan.duration_s)}, seed {self._seed}; Ctrl-C ends it"
         )
         self._show(
-            f"in turn the agent's limits and those found,"
+            f"alternates the agent's limits and the limits as found,"
             f" {formats.size(begun['found_bytes'])}{cut};"
-            f" it stops at an fsync of {formats.duration(begun['stop_s'])}"
+            f" stops if an fsync takes {formats.duration(begun['stop_s'])}"
         )
 
     def follow(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One tick's decision: the law for each device, then one global limit for all."""
+"""Makes one tick's decision: the law for each device, then one global limit for all."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MOST_INTRUSIONS = 64
 def decide(
     policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Tuple[Decision, Memory]:
-    """The decision, and the memory that the next tick starts from.
+    """The decision, and the memory for the next tick.
 
-    Pure: the same policy, memory and sample give the same decision, the mode
-    included; whether it is carried out is up to the actuator.
+    Pure: the same policy, memory (which includes the mode) and sample give the same decision.  The
+    actuator carries it out, or not.
     """
     memory = _noted(memory, sample)
     if memory.trial is not None and memory.trial.original and memory.yielded is None:
@@ -61,7 +61,7 @@ def decide(
             least,
             sample.time_s,
             sample.dt_s,
-            # The limit that holds for it: the global one, or its own.
+            # The limit in force for the device: the global one, or its own.
             cap.bytes if cap is not None and cap.in_force else shared,
             estimates[name],
             memory.devices[name],
@@ -71,7 +71,7 @@ def decide(
         )
         wants.append(want)
     if memory.yielded is not None:
-        # Who it was is in the decision's reason.
+        # The decision's reason names the process.
         wants = [_override(want, DeviceState.YIELDED, None, reasons.YIELDED) for want in wants]
     elif memory.pin_bytes is not None:
         wants = [
@@ -102,7 +102,7 @@ def decide(
             reason += reasons.of_memory(most, DIRTYABLE_SHARE)
     lifted = raise_limit(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
-    wanted = goal  # what the background limit goes by, raised or not
+    wanted = goal  # the background limit follows this, not the raised goal
     if lifted.reason:
         reason += f"; {lifted.reason}"
     if memory.lift is not None and memory.lift.limit_bytes is not None:
@@ -119,21 +119,21 @@ def decide(
             stuck_room=0,
         )
         return Decision(None, None, None, reason, devices, settings, hurry, decision_id), memory
-    # Beside a reserve a tenth of the goal may be all of what a device asked for.
+    # With a reserve in the goal, a tenth of it may be as much as the whole need of a device.
     if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
-    # In one of the run before is what was stuck then.
+    # The limit held after a restart already includes the bytes stuck before it.
     stuck = 0 if held else room_for_stuck(policy, memory, sample.vm, goal)
     if stuck:
         reason += reasons.stuck(stuck, ", ".join(memory.stuck.hang))
-    # What is stuck is room for nobody, and the goal was the others' before.
+    # Raise at once: stuck pages leave no room for others, who had the goal to themselves before.
     at_once = stuck + min(goal, memory.goal_bytes or goal) if stuck else 0
     memory = replace(memory, goal_bytes=goal, stuck_room=stuck)
-    # The background limit counts what waits to be written only, which may be little of what is
-    # stuck: with a part of that in it the flusher would not begin.
+    # Not for the background limit: it counts only pages waiting to be written, which may be few of
+    # the stuck ones, so a raised one could keep the flusher from starting.
     wanted, goal = wanted or goal, goal + stuck
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
-        # There already; or the admin asked for it, who gets no ramp.
+        # Already there, or pinned by the admin, which takes effect at once.
         limit = goal
     else:
         limit = next_limit(
@@ -143,9 +143,9 @@ def decide(
             memory.last_raise_s,
             policy.limits.step_up,
             policy.limits.cooldown_s,
-            # None of what is dirty may be the flooded devices'.
+            # With a hung device, all dirty pages may belong to it.
             0.0 if hung_devices(sample) else slowest(estimates.values()),
-            # What was found may lie below the floor, or be 0.
+            # The original limit may be below the floor, or 0.
             max(at_once, policy.limits.floor_bytes, least),
         )
     if memory.pin_bytes is not None:
@@ -167,10 +167,10 @@ def decide(
 
 
 def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
-    """The largest limit that the host's memory allows, bytes; None: nobody tells.
+    """The largest limit that the host's memory allows, bytes; None if that is not known.
 
-    A ceiling says nothing of the host: with 5.5 and 6.6 GB where 8 GB could be dirty a disk was
-    written at 0.37 and 0.13 of what it was with default limits, and with a fifth at 0.89.
+    The policy's ceiling does not depend on memory.  On a host with 8 GB of dirtyable memory, limits
+    of 5.5 and 6.6 GB wrote at 0.37 and 0.13 of the rate with default limits, a fifth of it at 0.89.
     """
     if vm.dirtyable_bytes is None:
         return None
@@ -178,9 +178,10 @@ def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
 
 
 def room_for_stuck(policy: Policy, memory: Memory, vm: VmState, goal: int) -> int:
-    """What the limit has to have beside `goal` for what does not drain, in whole grains; bytes.
+    """Bytes to add to `goal` for stuck pages, in multiples of GRAIN_BYTES.
 
-    More than the ceiling may be dirty already, from before; what default limits allow is the end.
+    The sum may exceed the ceiling, since more may have been dirty before, but not the largest limit
+    that memory allows.
     """
     most = memory_most(policy, vm)
     stuck = -(-memory.stuck.bytes // GRAIN_BYTES) * GRAIN_BYTES
@@ -188,7 +189,7 @@ def room_for_stuck(policy: Policy, memory: Memory, vm: VmState, goal: int) -> in
 
 
 def released(memory: Memory) -> Memory:
-    """The memory after everything was put back: nothing of ours is in force."""
+    """The memory after all original settings were restored."""
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
         hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, destage={}, lift=None,
@@ -200,17 +201,17 @@ def _as_found(
     policy: Policy, memory: Memory, trial: Trial, sample: Sample,
     estimates: Mapping[str, Estimate],
 ) -> Tuple[Decision, Memory]:
-    """The other arm of a trial: the limits as found, or what they are cut to, and no other lever.
+    """A block of a trial without the law: the original limits, or reduced ones; no other levers.
 
-    The law sees none of it: what it remembers is of its own limits.
+    The law's memory does not change, since it describes the law's own limits.
     """
-    memory = remember_syncers(memory, sample)  # nobody who syncs is paced in the next block
+    memory = remember_syncers(memory, sample)  # so that the next block paces no syncing cgroup
     goal = limit = trial.limit_bytes
     stuck = 0 if limit is None else room_for_stuck(policy, memory, sample.vm, limit)
     if limit is not None:
         limit += stuck
         if limit < sample.vm.threshold_bytes:
-            # Down as ever: no buffered writer of the host stops for what is dirty already.
+            # Lower it in steps as always, so that no buffered writer blocks.
             limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
     reason = reasons.trial(trial)
     wants, remembered = [], {}
@@ -241,16 +242,15 @@ def _as_found(
 
 
 def rebounded(memory: Memory) -> Memory:
-    """The memory under another policy, or window of it: the next goal is taken as it is.
+    """The memory after the policy or its window changed: the next goal is used even if near.
 
-    Caps stay: without its own limit a device would have the one of the others until the global
-    limit has come down again.
+    Caps stay: otherwise their devices would get the wide global limit until that has come down.
     """
     return replace(memory, goal_bytes=None)
 
 
 def _noted(memory: Memory, sample: Sample) -> Memory:
-    """Remember what others have set; for a limit of the global pair, yield."""
+    """Remember changes by other processes; yield if one of the global limits was changed."""
     if not sample.foreign:
         return memory
     known = {each.write.lever: each for each in memory.intrusions}
@@ -261,7 +261,7 @@ def _noted(memory: Memory, sample: Sample) -> Memory:
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:
-    """Who set which value, in words; several values of one writer in one clause."""
+    """Names each process with the values it set."""
     by_writer: Dict[str, List[str]] = {}
     for write in foreign:
         by_writer.setdefault(write.who, []).append(f"{write.lever}={write.value}")
@@ -271,7 +271,7 @@ def _whose(foreign: Sequence[ForeignWrite]) -> str:
 def _at_the_floor(
     policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget], least: int
 ) -> List[DeviceTarget]:
-    """The wants while devices are drained: these need the smallest limit that they may have."""
+    """The wants while devices are being drained: these need their floor."""
     floors = {}
     for seen in sample.devices:
         device = seen.device
@@ -299,7 +299,7 @@ def _override(
 
 
 def _record(want: DeviceTarget, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
-    """Give the decision its id; it is a new one when state or target changed."""
+    """The decision with its id, which is new if state or target changed."""
     memory = remembered[want.name]
     last, new = memory.target_bytes, want.target_bytes
     moved = last is not new and not (new is not None and near(new, last))
@@ -323,7 +323,7 @@ def _record(want: DeviceTarget, remembered: Dict[str, DeviceMemory]) -> DeviceDe
 def _held_to(
     device: DeviceDecision, tightest: Optional[str], goal: Optional[int], memory: Memory
 ) -> DeviceDecision:
-    """The decision with whose limit holds, where a device's own does not come for that."""
+    """Add to the reason which device's smaller limit applies instead of this device's own."""
     cap = memory.caps.get(device.name)
     if tightest is None or tightest == device.name or (cap is not None and cap.in_force):
         return device
@@ -336,11 +336,11 @@ def _held_to(
 def _arbitrate(
     wants: Sequence[DeviceTarget], memory: Memory
 ) -> Tuple[Optional[int], str, Optional[str]]:
-    """One limit for all devices: `(goal, why, whose need)`; None means the limits as found.
+    """One limit for all devices: `(goal, reason, device)`; goal None means the original limits.
 
-    The tightest need among the devices with sync demand.  Without any, the
-    loosest among those that were flooded lately: a slow stick must not set the
-    limit of an array, and the kernel gives it its share by its own speed.
+    The smallest limit that a device with sync demand needs.  Without demand the largest one among
+    recently flooded devices: a slow USB stick must not set the limit of an array, and the kernel
+    limits each device to a share that depends on its speed anyway.
     """
     if memory.yielded is not None:
         return None, memory.yielded, None

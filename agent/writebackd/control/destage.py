@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Decides how bcache destages: by time, and below what the disk takes; while drained, all of it.
+"""Decides how fast bcache writes its dirty data to the disk (destaging).
 
-By itself bcache writes 4 KB/s, and rests for 30 s after each pass, until more than 10 % of the
-cache is dirty; then it follows what comes in too slowly to keep the cache from being full. Here
-what is dirty is to be written out within DESTAGE_S, at a share of the drain rate at most: so the
-rate is what comes in, and the rest of the disk is left to reads and to syncs that miss.
+By default bcache destages 4 KB/s, with 30 s of rest after each pass, until more than 10 % of the
+cache is dirty.  Then it follows the incoming rate too slowly to keep the cache from filling up.
+Here the rate is chosen so that the dirty data is written within DESTAGE_S, up to a share of the
+drain rate: that is the incoming rate, and the rest of the disk is left to reads and to syncs that
+miss the cache.  During a drain everything is written at full speed.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from writebackd.types.samples import Sample
 from writebackd.types.storage import Backing, CacheMode
 
 SECTOR = 512
-# Seconds in which what is dirty is written out: long enough for readings every 2 s, short enough
-# that a cache holds what comes in meanwhile.
+# Seconds in which the dirty data is to be written: long enough for readings every 2 s, short enough
+# that the cache can absorb new writes meanwhile.
 DESTAGE_S = 10.0
-# Of the drain rate, that it is at least: or the last blocks would stay for minutes.
+# Share of the drain rate: the smallest rate.  Without it the last blocks would stay for minutes.
 DESTAGE_LEAST = 0.02
-# Seconds that it rests after each pass over what is dirty. Its own are 30, in which nothing is
-# destaged: of 39 MB written at the start of a pause none was, at any rate (6.1).
+# Seconds of rest after each pass.  bcache's default is 30, during which it destages nothing: 39 MB
+# written at the start of a rest stayed in the cache at any rate (6.1).
 DESTAGE_DELAY_S = 1
-# Of the cache, in per cent, until which the rate stays as it is set. Above its own 10 it grows to
-# what the disk takes; 40 is the most that it accepts, from which on it sends writes past the cache.
+# Percent of the cache.  Above it bcache ignores the rate and destages as fast as the disk can; its
+# default is 10.  40 is the largest value it accepts; from 40 on writes bypass the cache.
 DESTAGE_PERCENT = 40
 
 
 def plan_destage(
     policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Tuple[Tuple[Setting, ...], Memory]:
-    """Settings of each bcache that holds writes back, and the memory with their rates.
+    """Settings of each bcache in writeback mode, and the memory with their rates.
 
-    Nothing while yielded or pinned, where no drain rate is known, and where nobody reads the cache.
-    A drain needs no rate.
+    None while yielded or pinned, nor for a cache without a known drain rate or a fresh reading.
+    Draining needs no known drain rate.
     """
     share, rates, drained = policy.levers.destage_share, dict[str, int](), set[str]()
     if memory.yielded is None and memory.pin_bytes is None:
@@ -53,7 +54,7 @@ def plan_destage(
     settings: List[Setting] = []
     for disk in sorted(drained):
         rates.pop(disk, None)
-        # At 0 per cent no rate holds it (writeback_delay()); nor does it rest after a pass.
+        # At 0 percent bcache ignores the rate (writeback_delay()) and does not rest after a pass.
         settings += [
             Setting(LeverKind.CACHE, disk, "writeback_delay", 0),
             Setting(LeverKind.CACHE, disk, "writeback_percent", 0),
@@ -68,13 +69,13 @@ def plan_destage(
 
 
 def destage_rate(share: float, drains: float, dirty_bytes: int) -> int:
-    """Sectors per second for a cache with so much dirty, on a disk that drains so much."""
+    """Sectors per second for `dirty_bytes`, at most `share` of `drains` bytes per second."""
     wanted = max(dirty_bytes / DESTAGE_S, DESTAGE_LEAST * drains)
     return max(1, int(min(share * drains, wanted) / SECTOR))
 
 
 def _caches(sample: Sample) -> Iterator[Tuple[str, Backing]]:
-    """Each bcache that holds writes back and was read just now: its disk, and what was read."""
+    """The disk and reading of each bcache in writeback mode that has a fresh reading."""
     managed = {each.device.name for each in sample.devices if each.excluded is None}
     for each in sample.backings:
         if each.source != "bcache" or each.disk is None or each.device not in managed:
@@ -88,14 +89,14 @@ def _caches(sample: Sample) -> Iterator[Tuple[str, Backing]]:
 def _rates(
     share: float, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Dict[str, int]:
-    """Sectors per second by disk; one that is nearly the last stays."""
+    """Sectors per second by disk; a rate near the last one is not changed."""
     found: Dict[str, int] = {}
     for disk, each in _caches(sample):
         drains = estimates[each.device].drain_rate
         if drains is None or each.dirty_bytes is None:
             continue
         rate, last = destage_rate(share, drains, each.dirty_bytes), memory.destage.get(disk)
-        # Of two filesystems on it the slower counts.
+        # With two filesystems on one bcache, the smaller rate applies.
         rate = min(rate, found.get(disk, rate))
         found[disk] = last if last is not None and near(rate, last) else rate
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Decides for one device: the law's limit, or rest, relaxed or blind without it."""
+"""Decides for one device: the limit of the law, or a fixed rule without demand or a probe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from writebackd.types.samples import HostInfo
 
 @dataclass(frozen=True)
 class DeviceTarget:
-    """What one device asks for; target None: the limits as they were found."""
+    """The limit one device needs; target None: the original limits."""
 
     name: str
     state: DeviceState
@@ -42,19 +42,19 @@ class DeviceTarget:
     steps: Tuple[str, ...]  # as in DeviceDecision
     basis: Optional[Basis] = None
     rule: Rule = Rule.OTHER
-    pace_by: float = 1.0  # where its flood is paced: what the pace is multiplied with
+    pace_by: float = 1.0  # factor for the pace of its flood
 
 
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
-    """What all CPUs may dirty before the kernel looks: 64 KiB each, with pages of 4 KiB.
+    """Bytes all CPUs may dirty before the kernel checks the limit: 64 KiB each with 4 KiB pages.
 
-    It looks at the limit each time a CPU has dirtied a 32nd of its part, and at least 16 pages
-    (ratelimit_pages in mm/page-writeback.c): below that a limit is overshot by as much as it is.
-    A device's own counters are summed exactly under 2 x wb_stat_error.  Those of the host may miss
-    up to 125 pages of each CPU that writes, for about a second: with 16 writers on 16 CPUs and this
-    floor 4 % of the kernel's looks made a writer wait for nothing (Linux 6.12, a disk of 25 MB/s).
+    The kernel checks when a CPU has dirtied 1/32 of its part of the limit, but at least 16 pages
+    (ratelimit_pages in mm/page-writeback.c), so a smaller limit is overshot by its own size.
+    Per-device counters are exact below 2 x wb_stat_error.  The global ones may be off by up to 125
+    pages per writing CPU for about a second: with 16 writers on 16 CPUs and this floor, 4 % of the
+    checks delayed a writer needlessly (Linux 6.12, 25 MB/s disk).
     """
     return 16 * host.cpus_online * host.page_size
 
@@ -72,23 +72,23 @@ def decide_device(
     observing: bool = False,
     pace: Optional[float] = None,
 ) -> Tuple[DeviceTarget, DeviceMemory]:
-    """The device's want, and its memory with what the law learned.
+    """The limit the device needs, and its memory updated by the law.
 
-    `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
-    now, `most_bytes` the largest that the host's memory allows, None where that is not known.
-    `observing`: the limit that is asked for is never set.  `pace`: what io.max lets in.
+    `least_bytes` is the result of kernel_floor_bytes, `in_force` the limit the kernel applies now,
+    `most_bytes` the largest limit that memory allows (None: not known).  `observing` means that the
+    limit is never set.  `pace` is the sum of the flood's io.max rates, None if it is not paced.
     """
     floor = max(own.floor_bytes, least_bytes)
     ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
     ceiling = max(ceiling, floor)
     if not estimate.demand_known:
-        # A flood fills memory unseen before the flusher writes: a limit that goes up in every such
-        # pause lets gigabytes in each time.
+        # A flood first fills memory, which is invisible until the flusher writes.  If the limit
+        # rose in each such pause, gigabytes would become dirty every time.
         lately = now_s - memory.last_flood_s <= WAVE_S
         return _blind(policy, own, floor, ceiling, estimate, lately), memory
     if not estimate.demand:
         return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
-    # Of a limit that several devices share by their speed, each sees its part.
+    # The law of each device sees the device's part of the shared limit.
     share = estimate.limit_share
     bounds = Bounds(
         floor=int(floor * share),
@@ -116,7 +116,7 @@ def decide_device(
         if observing and rule is Rule.COMING:
             rule = Rule.OBSERVING
         if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
-            # The last step of the search brought next to nothing: the limit before was enough.
+            # The last step of the search hardly raised the rate: the limit before it was enough.
             memory = shown(memory, (law.limit_bytes or 0.0) / SEEK)
             if memory.drain_rate is not None:
                 law, rule = found(law, memory.drain_rate, bounds, now_s)
@@ -150,17 +150,17 @@ def decide_device(
 def _first(
     policy: Policy, own: DevicePolicy, bounds: Bounds, estimate: Estimate, share: float
 ) -> float:
-    """The limit to begin with, bytes: what R drains in the allowed delay, or at rest."""
+    """The first limit, bytes: R x allowed-delay, or `rest` while R is unknown."""
     if estimate.drain_rate is not None:
         first = estimate.drain_rate * own.allowed_delay_s
     else:
-        # More than any device may begin with is only its own.
+        # Its part of the device's `rest`, but no less than the smaller of that and the general one.
         first = max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes))
     return min(max(first, float(bounds.floor)), float(bounds.ceiling))
 
 
 def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
-    """Later the limits are as found: an unused device must not set the limit of the others."""
+    """Whether to keep the limit after a flood: an unused device must not set it for the others."""
     lasted_s = memory.last_flood_s - memory.flood_began_s
     return lasted_s >= BURST_S and now_s - memory.last_flood_s < RELEASE_S
 
@@ -183,7 +183,7 @@ def _idle(
 def _blind(
     policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
 ) -> DeviceTarget:
-    """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
+    """If fsync is not visible, assume that somebody syncs during a flood and shortly after it."""
     if not (estimate.flooded or lately):
         reason = reasons.blind(None, None, WAVE_S)
         return DeviceTarget(

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Decides per-device dirty limits, queue settings and the flush interval.
+"""Decides per-device dirty limits ("caps"), queue settings and the flush interval.
 
-*Caps.*  A limit that is right for one array is far too tight for the writers on
-another disk.  Where the kernel has limits per device, the device that needs a
-tight one gets it alone, and the global limit goes back to what the others want.
-That is done only while others write, and in an order in which nobody is left
-without protection: the global limit comes down first, then the cap is set, and
-only when the kernel has taken the cap does the global limit go up again.
+*Caps.*  The right limit for one array is far too small for writers to another disk.  If the kernel
+has limits per device (6.8), the device that needs a small limit gets a cap, and the global limit
+returns to what the other devices need.  This is done only while others write, and in an order that
+keeps protection all the time: the global limit comes down, the cap is set, and after the kernel has
+accepted the cap the global limit rises again.
 
-A device whose section of the policy gives it a ceiling below that of all has a cap of
-its own from the tick on that first sees it: memory fills at GB/s, so that a stick of
-12 MB/s holds what takes minutes to drain before its drain rate can be known.
+A device whose policy section has a ceiling below the general one gets its cap ("standing") in the
+tick that first sees it.  Memory fills at GB/s, so before its drain rate could be measured a 12 MB/s
+USB stick would have dirty pages that take minutes to drain.
 
-*Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded and for a
-while after: each write freezes the queue.
+*Queue.*  Fewer and smaller requests ahead of a sync, during a flood and for CACHE_S after it.  Not
+switched more often, since each write freezes the queue.
 
-*Flusher.*  A shorter period than 5 s, while somebody's syncs are protected.
+*Flusher.*  A period shorter than 5 s while a device with sync demand has a limit.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from writebackd.types.samples import Sample
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What comes out for a tick: `shared` are the wants that the global limit has to meet.
+    """One tick's plan: `shared` are the wants that the global limit must meet.
 
-    `reserve`: bytes that it has to have beside them, for what is dirty under standing caps.
+    `reserve`: bytes to add to the global limit for pages dirty under standing caps.
     """
 
     shared: List[DeviceTarget]
@@ -70,14 +69,14 @@ def plan_device_limits(
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
-    # Shares are of the limit that this tick may lower.
+    # min_bytes becomes a share of the global limit, which this tick may lower.
     lowest = min(
         (want.target_bytes for want in wants if want.target_bytes is not None),
         default=sample.vm.threshold_bytes,
     )
     lowest = min(lowest, sample.vm.threshold_bytes)
     for name, cap in caps.items():
-        # A minimum, since a strict device that has not written for a while gets next to
+        # Without a minimum, a device under strict_limit that has not written lately gets almost
         # nothing.
         least = min(cap.bytes // 2, lowest // (MINIMA_SHARE * len(caps)))
         if cap.standing:
@@ -89,7 +88,7 @@ def plan_device_limits(
         ]
     held = any(want.demand and want.target_bytes is not None for want in wants)
     if policy.levers.flush_interval_s and held:
-        # At 0 the kernel would flush nothing by time at all.
+        # 0 would turn periodic writeback off.
         hundredths = max(1, round(policy.levers.flush_interval_s * 100))
         settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
     if policy.levers.queue:
@@ -100,7 +99,7 @@ def plan_device_limits(
 
 
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
-    """Ceilings of devices that have one of their own in the policy, bytes, by name."""
+    """Ceilings that the policy sets for single devices, bytes, by name."""
     found: Dict[str, int] = {}
     if not policy.devices.settings:
         return found
@@ -117,7 +116,7 @@ def _caps(
     own: Mapping[str, int],
 ) -> Dict[str, Cap]:
     caps: Dict[str, Cap] = {}
-    # Of those without a cap; its own is not smaller than itself.
+    # The smallest target among devices without a cap.
     least = min(
         (
             want.target_bytes for want in wants
@@ -134,13 +133,13 @@ def _caps(
         return caps
     taken = {action.lever for action in sample.actions if action.ok}
     if memory.mode is Mode.OBSERVE:
-        taken = set()  # nothing is written, so nothing comes into force
+        taken = set()  # nothing is written, so no cap is in force
     devices = {seen.device.name: seen.device for seen in sample.devices}
     flooded_lately = {
         name for name, each in memory.devices.items()
         if sample.time_s - each.last_flood_s <= 2 * WAVE_S
     }
-    # How many of the flooded end on a leaf disk.
+    # Number of recently flooded devices on each leaf disk.
     floods_on = Counter(
         leaf for seen in sample.devices if seen.device.name in flooded_lately
         for leaf in seen.device.leaf_devnos
@@ -150,14 +149,14 @@ def _caps(
         if device.bdi in refused:
             continue
         if known is not None and sample.time_s < memory.hold_until_s:
-            # Of the run before: nobody knows yet who syncs and floods.
+            # Keep a cap of the previous run until demand and floods are known again.
             caps[want.name] = replace(known, standing=want.name in own)
             continue
         flooded = want.name in flooded_lately
         standing = want.name in own and not (flooded and want.demand)
         if known is not None and known.standing and not standing:
-            # It needs less than that now, and its writers would stop until the rest has
-            # drained: so the global limit comes down first, as for any other device.
+            # It needs a smaller limit than the standing one, and lowering its cap would block its
+            # writers.  So the global limit comes down first, as for any other device.
             known = None
         in_force = known is not None and (
             known.in_force or f"bdi {device.bdi} strict_limit" in taken
@@ -166,7 +165,7 @@ def _caps(
             size = own[want.name]
             if want.target_bytes is not None:
                 size = min(size, want.target_bytes)
-            # In mid-flood its writers would stop until what is above the cap has drained.
+            # A new cap during a flood would block its writers until the rest has drained.
             if known is not None or not flooded or shared <= IN_FORCE * size:
                 if known is not None and near(size, known.bytes):
                     size = known.bytes
@@ -177,9 +176,9 @@ def _caps(
         if known is None and not _is_tightest(want, least, shared):
             continue
         if len(flooded_lately) <= flooded:
-            continue  # alone, or alone again: the global pair does as well
-        # A flood from another volume of the same disks would go free under a wide global
-        # limit, and it is the one that hurts.
+            continue  # no other device is flooded: the global limit is enough
+        # Another flooded volume on the same disks would be unlimited under the raised global
+        # limit, and delay the same syncs.
         if any(floods_on[leaf] > flooded for leaf in device.leaf_devnos):
             continue
         if known is None:
@@ -191,13 +190,13 @@ def _caps(
 
 
 def _is_tightest(want: DeviceTarget, least: int, shared: int) -> bool:
-    """Whether nobody needs less than it, and the global limit has come down to that."""
+    """Whether no device needs less, and the global limit has come down to this need."""
     target = want.target_bytes
     return want.demand and target is not None and target <= least and shared <= IN_FORCE * target
 
 
 def _refused(sample: Sample) -> List[str]:
-    """BDIs whose caps the kernel, or the self-test, did not take, or somebody else changed."""
+    """BDIs whose caps were refused by the kernel or the self-test, or changed by others."""
     levers = [action.lever for action in sample.actions if not action.ok]
     levers += [write.lever for write in sample.foreign]
     words = (lever.split() for lever in levers)
@@ -215,8 +214,8 @@ def _queue(
         want.name for want in wants
         if want.demand and (
             estimates[want.name].flooded
-            # For each flood twice two writes, which come every few seconds.  Not for longer,
-            # since a short queue is what reads have as well.
+            # After a flood for CACHE_S more, since floods may come every few seconds and each
+            # switch is a write to every setting.  No longer, since reads share the short queue.
             or sample.time_s - memory.devices[want.name].last_flood_s <= CACHE_S
         )
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Renders the reasoning behind a decision as text, for `why`.
 
-Four sentences for each of 1 024 devices would be a tenth of every tick.
+Only on request: for 1024 devices in every tick it would take a tenth of the tick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEXT: Mapping[DeviceState, str] = {
 
 
 def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[str]:
-    """Whether syncs on the device meet the objective; None: no demand, or not known."""
+    """Whether syncs on the device meet the objective; None without demand or latency."""
     judgement = reasons.judged(estimate, decision.basis) if estimate is not None else None
     if judgement is None:
         return None
@@ -50,7 +50,7 @@ def what_next(
 ) -> str:
     """What happens next, and on what it depends.
 
-    `objective` is the policy's in force; without it its numbers are left out.
+    `objective` is that of the policy in force; without it the text has no numbers of it.
     """
     words = _NEXT.get(decision.state)
     if words is None and decision.rule is not Rule.OTHER:
@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 
 def explain(decision: DeviceDecision, estimate: Optional[Estimate]) -> Tuple[str, ...]:
-    """The chain from what was seen to the decision made of it, one sentence each."""
+    """The steps from observation to decision, one sentence each."""
     if estimate is None or decision.state is DeviceState.EXCLUDED:
         return decision.steps
     means = tuple(f"means: {text}" for text in _meaning(estimate, decision.basis))
@@ -84,7 +84,7 @@ def explain(decision: DeviceDecision, estimate: Optional[Estimate]) -> Tuple[str
 
 
 def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
-    """What was seen, as the law understands it."""
+    """How the law interprets the observations."""
     found = []
     if estimate.flooded:
         throttled = "the limit throttles its writers" if estimate.held_back else "not throttled"
@@ -95,7 +95,7 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
         found.append("no flood")
     cache = estimate.cache_bytes
     if estimate.flooded and estimate.full:
-        found.append("write cache full, or none: syncs wait for the media")
+        found.append("write cache full or absent: fsync waits for the media")
     elif estimate.flooded and estimate.demand:
         of = f" (about {formats.size(cache)})" if cache else ""
         found.append(f"write cache{of} has room: few syncs wait")
@@ -109,7 +109,7 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
 
 
 def _describe(estimate: Estimate) -> Tuple[str, ...]:
-    """What was seen, before any conclusion."""
+    """The observations, without conclusions."""
     steps = [f"writes {formats.size(estimate.write_rate)}/s, "
              f"{formats.size(estimate.background_rate)}/s of it writeback"]
     if estimate.drain_rate is None:
@@ -133,7 +133,7 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
 def _relation(basis: Basis, estimate: Estimate) -> str:
     text = f"objective p99 {_ms(basis.objective_s)}; "
     if estimate.drain_rate is None:
-        return text + "the cost of syncs is measured once the drain rate is known"
+        return text + "the share fsyncs take is measured once the drain rate is known"
     return text + reasons.cost(estimate.drain_rate, basis)
 
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Moves the limit in force to its goal without blocking writers.
 
-Lowering the limit below what is dirty blocks every buffered writer on every
-device until the difference has drained.  So the background limit goes down
-first (that drains without blocking) and the limit follows what is left.  It
-follows closely: the kernel lets writers bring in pos_ratio times what drains,
-which is 0.5 at 95 % of the limit and 0.1 at 99 %, so close to the limit what is
-dirty falls nearly as fast as the devices drain, and still nobody is blocked.
+A limit below the amount of dirty memory blocks every buffered writer on every device until the
+difference has drained.  So the background limit goes down first, which starts writeback without
+blocking, and the limit follows just above the dirty pages.  There writers slow down but do not
+block: the kernel admits pos_ratio times the drain rate, 0.5 at 95 % of the limit and 0.1 at 99 %,
+so dirty pages fall nearly as fast as the devices drain.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ def next_limit(
 ) -> int:
     """The limit for this tick, in bytes.
 
-    `vm.threshold_bytes` is the limit in force, `drains` is what `slowest` says.  Down:
-    at most to HEADROOM times what is dirty.  Up: to `at_once` bytes without a step, and from
-    there by the factor `step_up`, at most once in `cooldown_s`.
+    `vm.threshold_bytes` is the limit in force, `drains` the result of `slowest`.  Down: not below
+    HEADROOM times the dirty bytes.  Up: to `at_once` bytes immediately, from there by the factor
+    `step_up`, at most once in `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
@@ -54,9 +53,9 @@ def next_limit(
 
 
 def slowest(estimates: Iterable[Estimate]) -> float:
-    """What the slowest flooded device drains, in bytes/s; 0 if that is not known of one of them.
+    """Drain rate of the slowest flooded device, bytes/s; 0 if any of them has an unknown one.
 
-    No more than it wrote in this tick: R may be of another day.
+    Bounded by what the device wrote in this tick, since R may be out of date.
     """
     return min(
         [min(each.drain_rate or 0.0, each.rate) for each in estimates if each.flooded],
@@ -65,10 +64,10 @@ def slowest(estimates: Iterable[Estimate]) -> float:
 
 
 def next_background(limit: int, goal: int, share: float, last: Optional[int]) -> int:
-    """The background limit, in bytes: `share` of the goal, or the last one while that does.
+    """The background limit, in bytes: `share` of the goal, or the last one if that is close enough.
 
-    The share of the goal, not of the limit on its way there: what is above the
-    goal drains in the background while the limit still holds.
+    It is a share of the goal even before the limit has come down to the goal, so that everything
+    above the goal is written back in the background.
     """
     wanted = int(min(limit, goal) * share)
     if last is not None and BACKGROUND_LEAST * wanted <= last <= BACKGROUND_MOST * min(limit, goal):
@@ -77,5 +76,5 @@ def next_background(limit: int, goal: int, share: float, last: Optional[int]) ->
 
 
 def near(goal: int, last: Optional[int]) -> bool:
-    """Whether `goal` is the last one, as far as the estimates behind it can tell."""
+    """Whether `goal` differs from the last one by DEADBAND at most."""
     return last is not None and abs(goal - last) <= DEADBAND * last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One wording for each rule of the law: the reason, and what comes next."""
+"""The texts of decisions: for each rule of the law the reason, and what happens next."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ STATES: Mapping[Rule, DeviceState] = {
     Rule.ROOM: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
 }
 
-# The reason without its figures, and what the law does next.
+# The reason, without figures, and what the law does next.
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
-                "the next flood meets this limit from its first second"),
+                "this limit holds from the first second of the next flood"),
     Rule.WAVES: ("floods come in bursts, the limit is what drains between two",
-                 "a longer flood than the previous one gets the limit of a long flood"),
+                 "a flood longer than the previous one gets the limit for long floods"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),
     Rule.OBSERVING: ("observing: would set",
-                     "nothing is set in observe mode; after `writebackctl enforce` the law measures"
-                     " what this limit brings"),
+                     "nothing is set in observe mode; after `writebackctl enforce` the effect of"
+                     " this limit is measured"),
     Rule.LOOSE: ("the limit throttles no writer",
                  "a larger limit would change nothing; the next flood that is throttled is"
                  " measured"),
-    Rule.SEEK: ("the drain rate is unknown, a larger limit may raise throughput",
-                f"the limit is multiplied by {SEEK:g} as long as that adds"
-                f" {formats.percent(PAYS - 1)} of throughput"),
-    Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
-                   f"the drain rate is measured over {SHOWN_S:g} s with a full cache"),
-    Rule.FOUND: ("the drain rate is known now, and a smaller limit does not reduce it",
-                 "the cost of syncs is measured, and the limit follows it"),
-    Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
-               "the limit falls until the cache has room or syncs cost what is allowed"),
-    Rule.SHORT: ("the write cache is full, and buffered writes get less than their share",
+    Rule.SEEK: ("drain rate unknown, trying a larger limit",
+                f"the limit is multiplied by {SEEK:g} as long as that raises throughput by"
+                f" {formats.percent(PAYS - 1)}"),
+    Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
+                   f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
+    Rule.FOUND: ("drain rate measured, and a smaller limit does not reduce it",
+                 "the share of the disk that fsyncs take is measured, and the limit follows it"),
+    Rule.CUT: ("write cache full, lowering the limit to speed up fsync",
+               "the limit falls until the cache has room or fsyncs take their allowed share"),
+    Rule.SHORT: ("write cache full, raising the limit since buffered writes get too little",
                  "the limit rises; if throughput stays low, the disk has become slower"),
-    Rule.DEAR: ("syncs cost more than allowed", "the limit rises, which slows syncs down"),
-    Rule.STEADY: ("the write cache is full, a smaller limit would cost too much throughput",
-                  "the limit follows the cost of syncs"),
-    Rule.ROOM: ("the write cache has room",
+    Rule.DEAR: ("fsyncs take too much of the disk, raising the limit",
+                "the limit rises, which slows fsync down and speeds buffered writes up"),
+    Rule.STEADY: ("write cache full, a smaller limit would cost too much throughput",
+                  "the limit follows the share of the disk that fsyncs take"),
+    Rule.ROOM: ("write cache has room",
                 "the limit rises, faster the longer there is room, to detect a faster disk"),
-    Rule.FLOOR: ("the write cache is full at the smallest limit allowed",
+    Rule.FLOOR: ("write cache full at the smallest limit allowed",
                  "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
 
@@ -68,14 +69,14 @@ ORIGINAL = "no sync demand and no flood: original limits"
 RESTARTED = "just restarted: keeping the previous limit"
 
 
-# The same of a flood that is held by io.max.
+# The reason for the pace of a flood held by io.max.
 _PACED: Mapping[Rule, str] = {
-    Rule.CUT: "lowered: the write cache is full",
-    Rule.STEADY: "the write cache is full, but the flood's share is not cut further",
-    Rule.SHORT: "raised: the flood gets less than its share",
-    Rule.DEAR: "raised: syncs cost more than allowed",
-    Rule.ROOM: "raised slowly: the write cache has room",
-    Rule.LOOSE: "the flood does not use it up",
+    Rule.CUT: "lowered: write cache full",
+    Rule.STEADY: "write cache full, but the flood keeps its minimum share",
+    Rule.SHORT: "raised: the flood gets too little",
+    Rule.DEAR: "raised: fsyncs take too much of the disk",
+    Rule.ROOM: "raised slowly: write cache has room",
+    Rule.LOOSE: "unchanged: the flood writes less",
 }
 
 
@@ -85,7 +86,7 @@ def paced(rule: Rule) -> str:
 
 
 def wait_s(estimate: Estimate) -> float:
-    """How long a sync takes at worst, the one in flight included, seconds."""
+    """p99 of fsync or the age of the oldest pending one, whichever is larger; seconds."""
     return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
 
 
@@ -94,11 +95,11 @@ class Judgement(NamedTuple):
 
     met: bool
     text: str
-    over: float  # wait over objective
+    over: float  # wait divided by objective
 
 
 def judged(estimate: Estimate, basis: Optional[Basis]) -> Optional[Judgement]:
-    """None: no demand, or not known."""
+    """None without demand, or if no latency is known."""
     if basis is None or not estimate.demand_known or not estimate.demand:
         return None
     waits_s = wait_s(estimate)
@@ -113,7 +114,7 @@ def judged(estimate: Estimate, basis: Optional[Basis]) -> Optional[Judgement]:
 
 
 def _longest(estimate: Estimate) -> str:
-    """What `wait_s` is of: p99 covers syncs that have returned."""
+    """`wait_s` in words: p99 covers only syncs that have returned."""
     p99_s = estimate.fsync_p99_s or 0.0
     if estimate.oldest_fsync_s > p99_s:
         return f"oldest pending fsync {_ms(estimate.oldest_fsync_s)} ms"
@@ -124,7 +125,7 @@ def _longest(estimate: Estimate) -> str:
 
 
 def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
-    """Why the limit is `target_bytes`, in a sentence, with the price of doing better."""
+    """Why the limit is `target_bytes`, and what it would cost to meet a missed objective."""
     if rule is Rule.OBSERVING:
         return f"{_WORDS[rule][0]} {formats.size(target_bytes)}"
     words = f"{_WORDS[rule][0]}: {formats.size(target_bytes)}"
@@ -136,20 +137,20 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
 
 
 def held_to(name: str, target_bytes: int) -> str:
-    """That another device, which needs less, is why a limit does not come."""
+    """Why a limit is not set: another device needs a smaller one."""
     return f"{name} needs less, and its {formats.size(target_bytes)} applies to both"
 
 
 def cost(drain_rate: Optional[float], basis: Basis) -> str:
-    """What syncs take of the drain rate, bytes per second, and what they may take."""
+    """The share of the drain rate (bytes per second) that fsyncs take, and the share allowed."""
     return (
-        f"syncs cost {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
+        f"fsyncs take {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
         f" {formats.percent(basis.may_spend)} allowed"
     )
 
 
 def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
-    """Both prices where syncs miss the objective under a limit that could be smaller."""
+    """If the objective is missed: a limit that would meet it, and the throughput lost by it."""
     p99 = estimate.fsync_p99_s
     if not (estimate.flooded and estimate.full and p99 and p99 > basis.objective_s):
         return ""
@@ -158,7 +159,7 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     text = f"; p99 {_ms(p99)} ms misses {_ms(basis.objective_s)} ms"
     if smaller < floor or not estimate.drain_rate:
         return text
-    # What a sync waits for, and below the knee the rate as well, go with the limit.
+    # Latency is proportional to the limit; below the knee the rate is as well.
     loss = 1.0 - min(1.0, estimate.background_rate * smaller / target_bytes / estimate.drain_rate)
     return (
         f"{text}: about {formats.size(int(smaller))} would meet it and lose up to"
@@ -167,7 +168,7 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
 
 
 def kept(reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: float) -> str:
-    """`reason` where the last sync was `over_s` ago: the limit stays for `left_s` more."""
+    """Add to `reason` that the last sync was `over_s` ago and the limit stays for `left_s`."""
     over = f"no sync for {formats.duration(over_s)}"
     stays = f"kept for {formats.duration(max(0.0, left_s))} more"
     if flooded:
@@ -176,7 +177,7 @@ def kept(reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: f
 
 
 def without_demand(flooded_lately: bool) -> str:
-    """Original limits: no flood lately, or none whose drain rate is known."""
+    """Why a device without sync demand keeps the original limits."""
     if flooded_lately:
         return "no sync demand, drain rate unknown: original limits"
     return ORIGINAL
@@ -184,7 +185,7 @@ def without_demand(flooded_lately: bool) -> str:
 
 def relaxed(target_bytes: int, drain_rate: float, seconds: float) -> str:
     return (
-        f"no sync demand: {formats.size(target_bytes)}, which drain in {seconds:g} s at"
+        f"no sync demand: {formats.size(target_bytes)}, which drains in {seconds:g} s at"
         f" {formats.size(drain_rate)}/s"
     )
 
@@ -219,7 +220,7 @@ def stuck(stuck_bytes: int, devices: str) -> str:
 
 
 def small_share(cgroup: str, bytes_: float) -> str:
-    """Of a cgroup whose memory is so small that its share of the limit strangles it."""
+    """The share of the limit that a small cgroup gets."""
     return f"{cgroup} gets {formats.size(bytes_)} of it"
 
 
@@ -236,7 +237,7 @@ def others_flood(rate: float, device: str) -> str:
 
 
 def trial(running: Trial) -> str:
-    """Of a block with the original limits, or with what they are reduced to."""
+    """Why a block of a trial has the original limits, or reduced ones."""
     limit = running.limit_bytes
     reduced = "" if limit is None else f", reduced to {formats.size(limit)}"
     block = f"block {running.block} of {running.blocks}"
@@ -247,16 +248,16 @@ def trial(running: Trial) -> str:
 
 
 def next_step(rule: Rule) -> str:
-    """What the law does next under a rule of its own."""
+    """What the law does next after `rule`."""
     return _WORDS[rule][1]
 
 
 def objective_note() -> str:
-    """What the law does about an objective that is missed."""
+    """What the law does about a missed objective."""
     return (
-        f"while p99 is above the objective, syncs may cost {formats.percent(EXTRA)} more of the"
-        f" drain rate for {TRY_S:g} s; if that does not help, it is tried again after"
-        f" {formats.duration(TRY_AGAIN_S)}"
+        f"while p99 is above the objective, fsyncs may take {formats.percent(EXTRA)} more of"
+        f" the drain rate for {TRY_S:g} s; if that does not help, the next try is"
+        f" {formats.duration(TRY_AGAIN_S)} later"
     )
 
 

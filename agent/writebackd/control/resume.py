@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Restores the memory of paces and caps that were adopted from an earlier run.
+"""Restores the memory of paces and device limits adopted from an earlier run.
 
-Without it a flood that is held looks like one with a limit of somebody else's, and a
-capped device like one that nobody floods: after a restart all would be let go and begun
-anew, under a full write cache.
+Without it, a paced flood would look as if another process had limited it, and a device with its own
+limit as if it had no flood.  Both would be released after a restart and detected again, with a full
+write cache meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from writebackd.types.storage import Device
 def resumed(
     memory: Memory, settings: Sequence[Setting], devices: Iterable[Device], now_s: float
 ) -> Memory:
-    """`memory` with paces and caps as `settings` say, which are in force already."""
+    """Add the paces and device limits in `settings`, which are already in force, to `memory`."""
     paced: Dict[str, Dict[str, int]] = {}
     limits: Dict[str, Dict[str, int]] = {}
     for setting in settings:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Raises the global limit for cgroups whose share of it would be too small.
 
-A cgroup with a memory limit of its own has a dirty limit of its own: the global one in
-bytes becomes a share of memory, in steps of 1/4096 (one in as many as a page has bytes),
-and the cgroup gets that share of *its* memory (domain_dirty_limits).  With 2 MB on a host
-of 64 GB a cgroup of 64 MB has 16 KB.
+A cgroup with a memory limit has its own dirty limit.  The kernel turns the global limit into a
+share of memory, in steps of 1/4096 (1 / page size), and the cgroup may dirty that share of *its*
+memory (domain_dirty_limits).  With 2 MB on a host of 64 GB a cgroup of 64 MB gets 16 KB.
 
-Such a cgroup cannot hold more than its share, however large the global limit.  So that one
-is raised until the share is what the law asks for: the cgroup's flood is held at that, and
-all others have the room only as long as none of them floods the device that is protected.
+Its flood cannot exceed that share.  So the global limit is raised until the share is what the law
+asks for.  Other cgroups could use the raised limit as well, so it is not raised while one of them
+floods a device with sync demand.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from writebackd.types.samples import CgroupMemory, Sample
 
 @dataclass(frozen=True)
 class RaisedLimit:
-    """`memory` None: no cgroup is too small. `reason`: why raised or not; may be empty."""
+    """`memory` is None if no cgroup is too small; `reason` says why the limit is raised or not."""
 
     memory: Optional[Lift]
     reason: str = ""
@@ -42,9 +41,9 @@ def raise_limit(
     goal: Optional[int],
     wants: Sequence[DeviceTarget],
 ) -> RaisedLimit:
-    """The limit to set in the place of `goal` (bytes; None: as found) for small cgroups.
+    """The limit to set instead of `goal` (bytes; None: the original limits) for small cgroups.
 
-    `wants`: of the devices that the global limit is for; one with a cap has its own.
+    `wants` are the devices under the global limit, without those that have their own.
     """
     if goal is None or memory.pin_bytes is not None or memory.yielded is not None:
         return RaisedLimit(None)
@@ -64,7 +63,7 @@ def raise_limit(
     result = Lift(None, kept, others is not None, others_s)
     if sample.time_s - result.others_s <= WAVE_S:
         return RaisedLimit(result, f"{now}; {reasons.not_raised(others)}")
-    # Together they may hold what the law asks for.
+    # Together they may dirty what the law asks for.
     each = max(GRAIN_BYTES, goal // len(cgroups))
     limit = min(needed(each, least, sample), _most(policy, memory, sample, wants))
     if limit <= goal:
@@ -74,10 +73,10 @@ def raise_limit(
 
 
 def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget]) -> int:
-    """How far it may go, bytes: no further than without sync demand.
+    """The largest raised limit, bytes: the one used without sync demand.
 
-    A flood of others fills it before the next tick, and has to drain in bounded time.  A
-    drain rate that is not known would not become so under the share that strangles.
+    A flood of other cgroups may fill it before the next tick, and must drain within drain-time.
+    An unknown drain rate sets no bound: it could not be measured while the cgroup is strangled.
     """
     protected = {want.name for want in wants if want.demand}
     most = policy.limits.ceiling_bytes
@@ -94,7 +93,7 @@ def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[Device
 def _strangled(
     memory: Memory, sample: Sample, goal: int
 ) -> Dict[str, Tuple[CgroupMemory, float]]:
-    """Cgroups that would have too little under `goal`, and when each last wrote, by path."""
+    """Cgroups with too small a share of `goal`, and when each last wrote, by path."""
     known: Mapping[str, float] = memory.lift.seen_s if memory.lift is not None else {}
     slept: Dict[str, float] = {}
     wrote: Dict[str, int] = {}
@@ -106,7 +105,7 @@ def _strangled(
     small = {}
     for path, cgroup in limited(sample).items():
         last = sample.time_s if wrote[path] else known.get(path, float("-inf"))
-        # In its pauses as well: a limit that comes and goes with them would move for everybody.
+        # Also while it pauses: a limit that came and went with the pauses would disturb everybody.
         held = path in known and sample.time_s - last <= WAVE_S
         begins = slept[path] >= HELD_BACK_SHARE * sample.dt_s
         if (held or begins) and share_of(goal, cgroup, sample) < GRAIN_BYTES:
@@ -117,7 +116,7 @@ def _strangled(
 def _others(
     memory: Memory, sample: Sample, small: Mapping[str, float], wants: Sequence[DeviceTarget]
 ) -> Optional[str]:
-    """Who else floods what is protected, in words; None: nobody."""
+    """Describes another cgroup's flood of a device with sync demand; None without one."""
     protected = {want.name for want in wants if want.demand}
     rates: Dict[str, float] = {}
     for seen in sample.cgroups:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""From samples to estimates of each device.  Pure: no clock, file or kernel."""
+"""Turns samples into estimates of each device.  Pure: no clock, file or kernel access."""

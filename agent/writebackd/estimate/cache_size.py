@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Estimates how large a write cache is, and how full: what went in above the drain rate.
+"""Estimates the size and fill of a write cache from the bytes written above the drain rate.
 
-It is shown; no limit follows from it.
+For display only; the law does not use them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory
 
-# Seconds of R that a cache has to hold to be seen: what a tick brings above R may be noise, or what
-# waited in the queue.
+# Seconds of R.  A smaller cache is not reported: so many bytes above R in one tick may be noise, or
+# a backlog of the queue.
 SEEN_S = 0.5
-# Seconds of the first flood that are kept for it: R is known by then.
+# Seconds of the first flood whose rates are kept until R is known; by then it is.
 FIRST_FLOOD_S = 60.0
 
 
 def with_first_flood(memory: DeviceMemory, rate: float, dt_s: float) -> DeviceMemory:
-    """The memory with this tick of the first flood, while R is not known."""
+    """Record this tick's rate while R is unknown, for `with_drain_rate`."""
     first = memory.first_ticks
     if memory.drain_rate is not None or len(first) / 2 * dt_s >= FIRST_FLOOD_S:
         return memory
@@ -25,7 +25,7 @@ def with_first_flood(memory: DeviceMemory, rate: float, dt_s: float) -> DeviceMe
 
 
 def with_drain_rate(memory: DeviceMemory, r: float) -> DeviceMemory:
-    """The memory once R is known: the cache holds what came in above it until it was full."""
+    """Set R, and take the most that the first flood wrote above R as the size of the cache."""
     fill = most = 0.0
     first = memory.first_ticks
     for rate, seconds in zip(first[::2], first[1::2]):
@@ -38,11 +38,12 @@ def with_drain_rate(memory: DeviceMemory, r: float) -> DeviceMemory:
 
 
 def counted(memory: DeviceMemory, rate: float, flooded: bool, dt_s: float) -> DeviceMemory:
-    """Count what must be in the cache: its size is what went in from empty to full.
+    """Update the fill of the cache, and its size each time it goes from empty to full.
 
-    One that is full again without having been empty says little: for a moment the syncs waited for
-    something else. Beside a flood nobody knows whether it is empty, as syncs cost more than bytes;
-    so one that fills at less than twice R on average, which takes long, is not measured.
+    A cache that is full again without having been empty is not measured: syncs probably waited for
+    something else for a moment.  During a flood the fill is uncertain, since syncs take more media
+    time than their bytes, so the size is not measured either if the average rate while the cache
+    fills is below twice R, which takes long.
     """
     if memory.drain_rate is None:
         return memory

@@ -27,26 +27,26 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, Sample
 
 _NO_SLEEP = (0.0, 0.0)
-_NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
+_NO_SYNCS = (0, 0.0, None, None)  # in place of Histogram.told() if syncs are not visible
 
 
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
-    """The p99 that an fsync shall keep: the policy's, or a multiple of unloaded."""
+    """The p99 to aim at: the policy's, or if larger a multiple of the unloaded latency."""
     return max(policy_p99_s, multiple * baseline_s) if baseline_s is not None else policy_p99_s
 
 
 def estimate(
     policy: Policy, memory: Memory, sample: Sample
 ) -> Tuple[Dict[str, Estimate], Memory]:
-    """Estimates by device name, and the memory with this tick in it.
+    """Estimates by device name, and the memory updated with this tick.
 
-    Devices that are gone are forgotten; one whose disk is another one than
-    before (diskseq) starts anew.
+    Devices that are gone are forgotten.  A device whose disk was replaced (another diskseq) starts
+    anew.
     """
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
     groups = _groups(sample)
-    # With what was written, bytes, and the rate over some seconds.
+    # Sample, memory, bytes written in this tick, smoothed rate.
     rows: List[Tuple[DeviceSample, DeviceMemory, int, float]] = []
     dt_s = sample.dt_s
     weight = 1 - 0.5 ** (dt_s / SHARE_HALF_S)
@@ -62,8 +62,7 @@ def estimate(
         rows.append((seen, known, written, rate))
     total = _total_rate(rows, groups)
     throttled_s = _throttled(sample)
-    # Who sleeps without a known device counts for each: its writers are held back by the
-    # same limit.
+    # A throttled task whose device is unknown counts for every device: all share the limit.
     unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
     threshold, held = shared_limit(memory, sample), paces(memory)
     fills = true_fills(sample) if sample.backings else {}
@@ -100,7 +99,7 @@ def _total_rate(
     rows: List[Tuple[DeviceSample, DeviceMemory, int, float]],
     groups: Dict[str, Tuple[DeviceSample, ...]],
 ) -> float:
-    """Of all devices; a group counts once."""
+    """Bytes per second of all devices; devices on the same disks count once."""
     if not groups:
         return sum([rate for *_, rate in rows])
     rates = {seen.device.name: rate for seen, _, _, rate in rows}
@@ -111,10 +110,7 @@ def _total_rate(
 
 
 def _throttled(sample: Sample) -> Dict[Optional[str], Tuple[float, float]]:
-    """Seconds that writers slept for the limit, by the device that they wrote to.
-
-    All together, and the one that slept longest.
-    """
+    """Seconds that writers slept for the limit, by device: the sum, and the longest of one task."""
     slept: Dict[Optional[str], Tuple[float, float]] = {}
     for task in sample.tasks:
         all_s, most_s = slept.get(task.device, _NO_SLEEP)
@@ -123,11 +119,11 @@ def _throttled(sample: Sample) -> Dict[Optional[str], Tuple[float, float]]:
 
 
 def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
-    """For each device that shares a leaf disk, all that end on one of its own; itself first."""
+    """For each device on a shared leaf disk: itself, then all others on any of its leaf disks."""
     groups: Dict[str, Tuple[DeviceSample, ...]] = {}
     leaves = [leaf for seen in sample.devices for leaf in seen.device.leaf_devnos]
     if len(set(leaves)) == len(leaves):
-        return groups  # nobody shares one, as on most hosts
+        return groups  # no disk is shared, as on most hosts
     by_leaf: Dict[str, List[DeviceSample]] = {}
     for seen in sample.devices:
         for leaf in seen.device.leaf_devnos:
@@ -167,7 +163,7 @@ def _estimate_device(
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
-    # Without fsync latency nobody knows whom it harms: any is taken seriously.
+    # If fsync is not visible, assume that any flood delays somebody's sync.
     pressing = writes.telling or (
         flooded
         and (seen.sync is None or (goes_on and seen.busy_share >= BUSY_SHARE / 2))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Dirty pages that do not drain because their device hangs.
+"""Detects dirty pages that do not drain because their device hangs.
 
-The kernel counts them like all that is dirty, so under a limit that is right for another disk
-every buffered writer of the host would sleep, or creep, until that one goes on.
+The kernel counts them against the global limit like any other dirty page.  Under a limit that is
+right for another disk, every buffered writer of the host would block or crawl until the hung device
+recovers.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from writebackd.types.samples import DeviceSample, IoClass, Sample
 
 
 def track_hung_devices(memory: Memory, sample: Sample) -> Stuck:
-    """What was known to be stuck, with this tick in it.
+    """Update the number of stuck bytes with this tick.
 
-    Above the goal what does not fall is stuck.  At the goal, or what its own writers have brought
-    on top of what is known, it is where others slept for the limit all the time, on devices that
-    are not busy, and all together wrote back next to nothing.
+    Dirty pages that do not fall for STUCK_S while a device hangs are stuck if there are more than
+    the goal allows.  If there are not, or if the hung device's own writers may have added them to
+    pages already known as stuck, two more conditions apply: writers to other devices were throttled
+    all that time although these devices were not busy, and almost nothing was written back.
     """
     stuck, vm, goal = memory.stuck, sample.vm, memory.goal_bytes
     if goal is None:
@@ -59,7 +61,7 @@ def track_hung_devices(memory: Memory, sample: Sample) -> Stuck:
     above = above and stuck.above
     starved = stuck.starved and _starved(sample, now_hanging)
     written = stuck.written + _written_back(sample)
-    # A guest that was paused saw none of a long tick.
+    # After a pause of the virtual machine, a long tick is no evidence.
     lasted_s = stuck.lasted_s + min(sample.dt_s, STUCK_S / 3)
     if lasted_s < STUCK_S:
         return replace(
@@ -73,18 +75,18 @@ def track_hung_devices(memory: Memory, sample: Sample) -> Stuck:
 
 
 def hung_devices(sample: Sample) -> Tuple[str, ...]:
-    """The devices that have requests under way and completed none in this tick."""
+    """The devices that have requests in flight and completed none in this tick."""
     return tuple([
         seen.device.name for seen in sample.devices
         if seen.inflight and not (seen.writes or seen.write_bytes or seen.read_bytes or seen.others)
-        # A volume's are those of its disks, which may serve other volumes.
+        # A volume has the classes of its disks, which may also serve other volumes.
         and not (seen.classes and seen.device.devno in seen.device.leaf_devnos
                  and any(each.count for each in seen.classes.values()))
     ])
 
 
 def _starved(sample: Sample, hang: Tuple[str, ...]) -> bool:
-    """Whether writers to other devices slept for the limit, though none of these is busy."""
+    """Whether writers to other devices were throttled although none of these devices is busy."""
     slept = {task.device for task in sample.tasks if task.throttled_s}
     others = [
         seen for seen in sample.devices
@@ -94,7 +96,7 @@ def _starved(sample: Sample, hang: Tuple[str, ...]) -> bool:
 
 
 def _busy(seen: DeviceSample, dt_s: float) -> bool:
-    """Whether the device works on pages for most of the tick; on anything where nobody tells."""
+    """Whether writeback keeps the device busy for most of the tick; any IO without class probe."""
     classes = seen.classes or {}
     if not any(each.latency.counts for each in classes.values()):
         return seen.busy_share >= BUSY_SHARE
@@ -103,9 +105,9 @@ def _busy(seen: DeviceSample, dt_s: float) -> bool:
 
 
 def _written_back(sample: Sample) -> int:
-    """Bytes of pages, in this tick; with those of syncs and direct IO where nobody tells.
+    """Bytes written back in this tick; without a class probe including syncs and direct IO.
 
-    What goes to no disk, a server's, is not seen to drain: as much as its writers bring.
+    Writeback to a network filesystem is not visible and counts as what its writers dirtied.
     """
     written: Dict[Tuple[str, ...], int] = {}
     for seen in sample.devices:
@@ -113,7 +115,7 @@ def _written_back(sample: Sample) -> int:
         if seen.classes:
             background = seen.classes.get(IoClass.BACKGROUND_WRITE)
             size = background.bytes if background is not None else 0
-        # All volumes of a disk have its classes.
+        # All volumes of a disk have the disk's classes: count them once.
         leaves = seen.device.leaf_devnos or (seen.device.devno,)
         written[leaves] = max(size, written.get(leaves, 0))
     elsewhere = sum([task.dirtied_bytes for task in sample.tasks if task.device is None])
@@ -125,10 +127,10 @@ def _calm(stuck: Stuck) -> Stuck:
 
 
 def _drained(stuck: Stuck, sample: Sample, left: int) -> Stuck:
-    """`stuck` without what its devices wrote in this tick.
+    """Subtract from `stuck` what its devices wrote in this tick.
 
-    All of it is gone where none of them has had anything under way for a while, or all are gone;
-    a request that is tried again is none under way for a moment.
+    Nothing is stuck any more if the devices are gone or have had nothing in flight for STUCK_S; for
+    a shorter time, a request may just be between two tries.
     """
     on = [seen for seen in sample.devices if seen.device.name in stuck.hang]
     if not on:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Learned values of a device that outlive a restart of the daemon.
 
-A restart costs a database its latency until the next flood has shown the drain
-rate again; a disk's rate and unloaded latency outlive the daemon by far.  What
-is seeded here the estimators correct as they correct their own values.
+Without them, fsync would be slow after each restart until a flood shows the drain rate again.  A
+disk's rate and unloaded latency change far more slowly than the daemon restarts.  The estimators
+correct a restored value as they correct their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def facts_of(learned: Learned) -> Dict[str, Fact]:
 
 
 def learn(memory: DeviceMemory, before: Learned, wall_s: float) -> Learned:
-    """What is to be kept of `memory`; a value that is as `before` keeps its date."""
+    """The facts in `memory` worth keeping; a value unchanged since `before` keeps its date."""
     facts: Dict[str, Optional[Fact]] = {}
     for name in FACTS:
         value, old = getattr(memory, name), getattr(before, name)
@@ -40,18 +40,18 @@ def learn(memory: DeviceMemory, before: Learned, wall_s: float) -> Learned:
 
 
 def unexpired(learned: Learned, wall_s: float) -> Learned:
-    """The same without what was learned more than KEEP_S ago, or as far ahead."""
+    """`learned` without facts dated more than KEEP_S in the past or in the future."""
     facts = facts_of(learned)
-    # Ahead: by a clock that was wrong.  By less, one was only set back.
+    # Far in the future: the clock was wrong then.  Slightly in the future: it was set back since.
     kept = {n: fact for n, fact in facts.items() if abs(wall_s - fact.wall_s) <= KEEP_S}
     return learned if kept == facts else Learned(**kept)
 
 
 def seed(memory: DeviceMemory, learned: Learned, wall_s: float) -> DeviceMemory:
-    """`memory` with the gaps filled from what was learned earlier.
+    """Fill the gaps in `memory` from what was learned earlier.
 
-    A first guess, whatever its age: batteries age, arrays fill and get rebuilt, and
-    the first ticks with a full cache replace a drain rate that has none of its own.
+    A first guess, whatever its age: batteries age, arrays fill up and get rebuilt.  The first ticks
+    with a full cache correct a drain rate that this run has not measured itself.
     """
     known = facts_of(unexpired(learned, wall_s))
     values: Dict[str, Any] = {
@@ -64,11 +64,11 @@ def seed(memory: DeviceMemory, learned: Learned, wall_s: float) -> DeviceMemory:
 def recall(
     memory: Memory, devices: Sequence[Device], known: Mapping[str, Learned], wall_s: float
 ) -> Memory:
-    """`memory` with every device that is new in it seeded by what is `known`.
+    """Seed every device that is new in `memory` with its `known` values.
 
-    A device starts anew when its disk is another one: by number and sequence,
-    or because it calls itself something else (its cache mode is part of that).  With the
-    same number it is the same host that goes on syncing, and its decisions are counted on.
+    A device starts anew if its disk changed: its device number or disk sequence number, or its
+    identity (which includes the cache mode).  If only the identity changed, sync demand and the
+    count of decisions are kept.
     """
     changed: Dict[str, DeviceMemory] = {}
     for device in devices:
@@ -90,14 +90,14 @@ def recall(
 
 
 def forgotten(memory: Memory, name: str) -> Memory:
-    """`memory` without anything that was learned of a device; what it does now stays known."""
+    """Forget what was learned about a device, but not its current state."""
     return replace(
         memory, devices={**memory.devices, name: _unlearned(memory.devices[name])}
     )
 
 
 def _unlearned(mine: DeviceMemory) -> DeviceMemory:
-    # The count goes on: a decision id must not come twice.  Demand is not learned but seen.
+    # Decisions are counted on, since an id must not repeat.  Demand is observed, not learned.
     return DeviceMemory(
         identity=mine.identity,
         known_as=mine.known_as,
@@ -110,7 +110,7 @@ def _unlearned(mine: DeviceMemory) -> DeviceMemory:
 
 
 def earlier_drain_age_s(memory: DeviceMemory, wall_s: float) -> Optional[float]:
-    """How long ago the drain rate was learned; None when it is this run's own."""
+    """Age of a drain rate learned by an earlier run; None if this run measured it."""
     fact = memory.earlier.drain_rate
     if fact is None or memory.drain_rate != fact.value:
         return None

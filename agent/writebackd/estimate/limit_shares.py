@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Shares of the global limit that small cgroups get (domain_dirty_limits()).
+"""Which part of the global limit holds for a flood: of small cgroups, or beside other devices.
 
-A limit in bytes becomes a share of what can be dirty on the host, in steps of one in
-page-size (1/4096), rounded up; a cgroup gets that share of its own memory.
+The kernel turns a limit in bytes into a share of the host's dirtyable memory, in steps of
+1 / page size (1/4096), rounded up.  A cgroup with a memory limit may dirty that share of its own
+memory (domain_dirty_limits()).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from writebackd.types.samples import CgroupMemory, Sample
 
 
 def paces(memory: Memory) -> Dict[str, float]:
-    """By device, what `io.max` lets in of its flood, bytes per second; of those held by one."""
+    """For each device with a paced flood, the sum of its `io.max` rates, bytes per second."""
     found: Dict[str, float] = {}
     for paced in memory.paces.values():
         if paced.rate is not None and paced.in_force_s is not None:
@@ -34,30 +35,30 @@ def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
 
 
 def needed(share_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
-    """The least global limit under which a cgroup may hold `share_bytes`."""
+    """The smallest global limit under which a cgroup may dirty `share_bytes`."""
     page = sample.host.page_size
     parts = min(page, -(-share_bytes * page // max(1, cgroup.avail_bytes)))
     return parts * ((sample.vm.dirtyable_bytes or 0) // page)
 
 
 def limited(sample: Sample) -> Dict[str, CgroupMemory]:
-    """The cgroups with a memory limit that wait or waited for a dirty one, by path."""
+    """The cgroups with a memory limit that are or were throttled by a dirty limit, by path."""
     if not sample.vm.dirtyable_bytes:
         return {}
     return {each.memory.path: each.memory for each in sample.cgroups if each.memory is not None}
 
 
 def shared_limit(memory: Memory, sample: Sample) -> int:
-    """The global limit as it holds for the flood, bytes.
+    """The part of the global limit that the flood may use, bytes.
 
-    Where small cgroups alone flood, that is what they may hold of it; what is dirty under
-    caps of others, or stuck, is not theirs either.
+    Not included are pages dirty under the limits of other devices, and stuck pages.  If only small
+    cgroups flood, it is at most the sum of their shares.
     """
     threshold, lift = sample.vm.threshold_bytes, memory.lift
     reserve = reserved(memory, sample.time_s)
     if reserve < threshold:
         threshold -= reserve
-    # On its way up to that the limit is not this one's yet.
+    # While the limit still rises to make room for stuck pages, it does not contain that room yet.
     if threshold - memory.stuck_room >= (memory.goal_bytes or 0) // 2:
         threshold -= memory.stuck_room
     if lift is None or lift.others:
@@ -83,10 +84,10 @@ def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
 
 
 def reserved(memory: Memory, now_s: float) -> int:
-    """What the flooded under standing caps may hold of the global limit, bytes.
+    """Bytes of the global limit reserved for flooded devices with a standing limit of their own.
 
-    The kernel counts it like all that is dirty: without it a global limit that is right for
-    another device would stop that one's writers until a stick has drained.
+    Their dirty pages count against the global limit as well.  Without the reserve, writers to other
+    devices would block until, for example, a USB stick has drained.
     """
     return sum(
         cap.bytes for name, cap in memory.caps.items()

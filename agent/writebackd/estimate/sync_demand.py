@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Sync demand, and the unloaded latency of an fsync."""
+"""Estimates sync demand and the unloaded fsync latency."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def demand_of(
 ) -> "tuple[Window, LastDemand, Optional[float], bool]":
     """`(recent_syncs, last_demand, syncs per second or None, demand)`.
 
-    Demand is `min_rate` syncs per second over 10 s or one sync in flight for
-    longer than the objective (a stuck one completes nothing).  It outlives its last sync by
-    `held_s`; once it is over a flood does not bring it back.  The gap after which it came back
-    fades by half in `hold_s`, and is forgotten where it stays away for longer than that.
+    Demand is `min_rate` syncs per second over 10 s, or one sync in flight for longer than the
+    objective (a blocked sync does not count as completed).  It outlives its last sync by `held_s`;
+    once it has ended, a flood alone does not renew it.  The gap after which demand returned is
+    remembered: it halves every `hold_s`, and is forgotten if demand stays away for longer.
     """
     if sync is None:
         return memory.recent_syncs, memory.last_demand, None, False
@@ -53,9 +53,8 @@ def demand_of(
     window = (*window[start:], dt_s, returned)
     count = sum(window[1::2])
     last_s, gap_s, on = memory.last_demand or (float("-inf"), 0.0, False)
-    # Over the whole window even while it fills: five syncs in the first tick
-    # are not yet a rate of five per second.
-    # The window remembers a load that has ended.
+    # Divide by the whole window even while it fills: five syncs in the first tick are not five per
+    # second.  Only a tick with syncs renews demand: the window still counts a load that has ended.
     if (returned and count / DEMAND_WINDOW_S >= min_rate) or sync.oldest_s > objective_s:
         away_s = now_s - last_s
         gap_s *= 0.5 ** (away_s / hold_s)
@@ -69,9 +68,9 @@ def demand_of(
 
 
 def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
-    """How long demand outlives its last sync, which came back after gaps of `gap_s` lately.
+    """How long demand outlives its last sync, if it recently returned after gaps of `gap_s`.
 
-    Twice as long as those.  `hold_s` is the policy's: the most, and beside a lasting flood always.
+    Twice that gap, but at most the policy's `hold_s`; during a lasting flood always `hold_s`.
     """
     return hold_s if lasting else min(hold_s, max(RELEASE_S, 2 * gap_s))
 
@@ -84,7 +83,7 @@ def update_baseline(
         return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
     quiet_s = memory.quiet_s + dt_s
     memory = replace(memory, quiet_s=quiet_s)
-    # A daemon that starts on a quiet host need not wait: nothing was flooded.
+    # On a host without a flood so far there is nothing to wait for.
     if memory.flooded_before and quiet_s < CACHE_S:
         return memory
     sync = sample.sync.latency if sample.sync is not None else Histogram()
@@ -98,14 +97,14 @@ def update_baseline(
 
 
 def _others_rate(writes: Writes, sample: DeviceSample, dt_s: float) -> float:
-    """What the device writes beside the syncs' own, bytes per second: the flusher's, and direct IO.
+    """Bytes per second not written by syncs themselves: writeback and direct IO.
 
-    Where syncs cannot be seen, or the classes of writes, nobody knows whose the others are.
+    Only writeback if syncs or the classes of writes are not visible.
     """
     background = writes.background_rate
     if background >= FLOOD_RATE or sample.sync is None or writes.rate <= 0:
         return background
-    # The classes count what all disks below it write, the rate what its group does.
+    # Use the ratio of the two rates: both include the disk's other volumes, `write_bytes` does not.
     rest = sample.write_bytes * (1.0 - background / writes.rate)
     return background + max(0.0, rest - OWN_BYTES * sample.sync.count) / dt_s
 
@@ -116,7 +115,7 @@ def _learn(known: Optional[float], seen: Histogram, dt_s: float) -> Optional[flo
         return known
     if known is None:
         return median
-    # Ticks of 0.5 s are taken while somebody syncs, and a second has two of them.
+    # A tick shortened by HURRY has the weight of a whole second.
     seconds = max(dt_s, min(1.0, dt_s / HURRY))
     kept: float = (1.0 - WEIGHT) ** seconds
     return known + (1.0 - kept) * (median - known)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Takes the fill of a cache that the kernel runs from the kernel, instead of estimating it."""
+"""Reads the fill of the kernel's own caches (bcache, dm-cache, dm-writecache) from a sample.
+
+For these the estimate of cache_size.py is not needed.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.samples import Sample
 from writebackd.types.storage import CacheMode
 
-# Of a cache that the kernel runs and that says how full it is. bcache of 6.1 took no more at 0.993
-# of what it gives to writes, and what was read is up to 2 s old.
+# Share of the capacity.  Above it a cache of the kernel counts as full: bcache (6.1) accepted no
+# more writes at 0.993, and the reading is up to 2 s old.
 FULL_SHARE = 0.95
-# Seconds, after which such a reading says nothing any more: three of them were missed.
+# Seconds.  An older reading is ignored: three readings in a row are missing.
 FILL_FRESH_S = 8.0
 
 
 @dataclass(frozen=True)
 class TrueFill:
-    """What waits in a write cache, in bytes, and who says so."""
+    """Dirty bytes in a write cache, its capacity, and the source of both."""
 
     dirty_bytes: int
     capacity_bytes: int
@@ -36,7 +39,7 @@ class TrueFill:
 
 
 def true_fills(sample: Sample) -> Dict[str, TrueFill]:
-    """By device what was read just now; of several caches behind one the fullest."""
+    """Fresh readings by device; of several caches behind one device the fullest."""
     found: Dict[str, TrueFill] = {}
     for each in sample.backings:
         if each.read_s is None or sample.time_s - each.read_s > FILL_FRESH_S:
@@ -52,7 +55,7 @@ def true_fills(sample: Sample) -> Dict[str, TrueFill]:
 
 
 def with_true_fill(memory: DeviceMemory, fill: TrueFill) -> DeviceMemory:
-    """The memory with it: when nobody reads it any more the estimate goes on from there."""
+    """Store the reading, so that the estimate continues from it if readings stop."""
     return replace(
         memory, fill_bytes=float(fill.dirty_bytes), cache_bytes=float(fill.capacity_bytes)
     )

@@ -202,8 +202,8 @@ def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingT
     hung = [pid for pid in unread if lines.hangs(pid)]
     others = [pid for pid in unread if not lines.hangs(pid)]
     for pids, why in (
-        (hung, f"cannot be read within {_LINES_S:g} s, since its memory is locked, as behind a"
-         " disk that hangs"),
+        (hung, f"cannot be read within {_LINES_S:g} s: its memory is locked, as when a disk"
+         " hangs"),
         (others, f"is not read: {len(hung)} reads already hang"),
     ):  # fmt: skip
         if pids:
@@ -259,7 +259,7 @@ def _boot(files: KernelFiles) -> Iterator[ConflictingTool]:
         ("tmpfiles.d", _last(_in_directories(files, _TMPFILES_DIRS, ".conf", _TMPFILES)), original),
         ("rc.local", _last(_rc_lines(files)), original),
         ("udev", _in_directories(files, _UDEV_DIRS, ".rules", _UDEV),
-         "is set when a disk comes or changes ({}): writebackd releases that lever"),
+         "is set when a disk appears or changes ({}): writebackd releases that lever"),
     )  # fmt: skip
     for name, lines, consequence in sources:
         for place, setting, value in lines:
@@ -324,8 +324,8 @@ def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
         said = f"tuned's active profile sets {setting} ({line.place})"
         yield ConflictingTool(
             "warning" if runs else "note", "tuned", active, setting, line.place,
-            f"{said}: whenever tuned applies it, writebackd yields; take the line out with a"
+            f"{said}: whenever tuned applies it, writebackd yields; override the line in a"
             " profile of your own"
             if runs
-            else f"{said}, but tuned does not run",
+            else f"{said}, but tuned is not running",
         )

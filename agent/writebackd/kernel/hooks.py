@@ -152,7 +152,7 @@ class Choice:
             found.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
         return "; ".join(
             f"{kind} refused for {' '.join(names)} ({error})" if error
-            else f"{kind} not there for {' '.join(names)}"
+            else f"{kind} not available for {' '.join(names)}"
             for (kind, error), names in found.items()
         )
 

@@ -319,7 +319,7 @@ class Topology:
     def problem(self) -> Optional[str]:
         """Why disks that come or go are not seen; None when they are."""
         if self._scanning and self._clock() - self._began > _HANGS_S:
-            return f"new disks are not noticed: the scan of /sys runs for over {_HANGS_S:.0f} s"
+            return f"new disks are not detected: the scan of /sys has taken over {_HANGS_S:.0f} s"
         return self._error
 
     def refresh(self) -> bool:
@@ -392,7 +392,7 @@ class Topology:
 
     def _failed(self, error: Exception) -> None:
         self._rescan_at = self._clock() + _RESCAN_BLIND_S
-        self._error = f"new disks are not noticed, cannot scan /sys: {error}"
+        self._error = f"new disks are not detected, cannot scan /sys: {error}"
         log.error("%s", self._error)
 
     def _scan_if_remounted(self) -> None:

@@ -34,7 +34,7 @@ def name_writers(
         named.append(writer)
         if not write.is_limit:
             log.warning(
-                "%s: %s set %s=%s: let go",
+                "%s: %s set %s=%s: lever released",
                 AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
                 extra=journal_fields.foreign(writer),
             )

@@ -320,10 +320,10 @@ def _missing(
             f" {formats.duration(LONG_FLOOD_S)}: {most.floods} so far"
         )
     if most.drain_rate is None:
-        missing.append(f"the drain rate of {most.name}: takes a flood of 10 s or more")
+        missing.append(f"the drain rate of {most.name}: needs a flood of 10 s or more")
     elif decider is None and most.flood_s >= ENOUGH_FLOOD_S:
         missing.append(
-            f"a limit for {most.name}: takes a flood of 10 s or more without a pause, or figures"
+            f"a limit for {most.name}: needs a flood of 10 s or more without a pause, or figures"
             " with the limit that writebackd set"
         )
     return tuple(missing)
@@ -341,16 +341,16 @@ def reason(found: Recommendation) -> List[str]:
     drains = f"{decider.name} drains {formats.size(decider.drain_rate)}/s."
     size = formats.size(decider.limit_bytes)
     why: Mapping[Optional[Basis], str] = {
-        Basis.KNEE: f"{drains} In {held}, writers still got that at"
+        Basis.KNEE: f"{drains} In {held}, writers still reached that at"
         f" {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a larger one only"
         " makes fsyncs wait longer.",
         Basis.WAVES: f"Floods on {decider.name} come in bursts, which memory may partly absorb:"
         f" {size} is the median limit of writebackd in {held}.",
         Basis.CALIBRATED: f"{drains} Of the limits that `calibrate` tried, {size} was the best for"
         " fsyncs during a flood.",
-        Basis.OBJECTIVE: f"{drains} Under {size} fsync p99 stays at about"
-        f" {latency(decider.objective_s)}, the objective. No limit was tried: `calibrate`, or a"
-        " day of `enforce`, finds a better one.",
+        Basis.OBJECTIVE: f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so {size}"
+        f" keeps fsync p99 at about {latency(decider.objective_s)}, the objective. No limit was"
+        " tried: `calibrate`, or a day of `enforce`, finds a better one.",
     }
     lines = [why[decider.basis]]
     others = [

@@ -92,7 +92,7 @@ def parser() -> Parser:
     made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
-        " kernel what stands behind the disks, and leaves it for writebackd.",
+        " kernel about arrays and caches behind the disks, and writes a report for writebackd.",
     )
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     made.add_argument(
@@ -101,7 +101,7 @@ def parser() -> Parser:
     )  # fmt: skip
     made.add_argument(
         "--caches", type=_TIME, metavar="SECONDS",
-        help="read bcache, dm-writecache and dm-cache alone, again and again, until there is none",
+        help="read only bcache, dm-writecache and dm-cache, repeatedly, while there is any",
     )  # fmt: skip
     made.add_argument(
         "--limit", type=_TIME, default=LIMIT_S, metavar="SECONDS",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What is to be set, and why."""
+"""Decisions: the limits and settings to apply, and why."""
 
 from __future__ import annotations
 
@@ -31,50 +31,50 @@ class Mode(Enum):
 
 
 class Rule(Enum):
-    """The branch of the law that decided; control/reasons.py has each in words."""
+    """The rule of the law that decided; control/reasons.py has the texts.  R is the drain rate."""
 
-    AS_FOUND = "as-found"  # nobody syncs, no flood
-    RELAXED = "relaxed"  # nobody syncs: what the device drains in bounded time
-    BLIND = "blind"  # fsync cannot be seen
-    REST = "rest"  # somebody syncs, no flood
-    WAVES = "waves"  # floods are short: memory takes what the pauses drain
-    COMING = "coming"  # the limit in force is not the one asked for yet
-    OBSERVING = "observing"  # nor will it be: nothing is set in observe mode
-    LOOSE = "loose"  # the limit holds nobody back
-    SEEK = "seek"  # R is not known, a larger limit may bring more
-    MEASURE = "measure"  # R is not known, and the cache is full: its rate is R
-    FOUND = "found"  # R is known now, and the search for it went too far: smaller at once
-    CUT = "cut"  # full, and syncs cost less than they may: smaller
-    SHORT = "short"  # full, and the flood has less than it keeps: larger
-    DEAR = "dear"  # syncs cost more than they may: larger
-    STEADY = "steady"  # full, and the limit is right
-    ROOM = "room"  # the cache has room: what lets in a little less than R
-    FLOOR = "floor"  # smaller is not allowed
-    OTHER = "other"  # not the law: hands off, pinned, excluded, a trial
+    AS_FOUND = "as-found"  # no sync demand, no flood: original limits
+    RELAXED = "relaxed"  # no sync demand: what the device drains within drain-time
+    BLIND = "blind"  # fsync is not visible
+    REST = "rest"  # sync demand, no flood
+    WAVES = "waves"  # short floods: memory absorbs what drains in the pauses
+    COMING = "coming"  # the limit in force is not yet the requested one
+    OBSERVING = "observing"  # the same in observe mode, where it is never set
+    LOOSE = "loose"  # the limit throttles no writer
+    SEEK = "seek"  # R unknown, a larger limit may raise the rate
+    MEASURE = "measure"  # R unknown: it is measured once the cache is full
+    FOUND = "found"  # R just measured, with too large a limit: lower it at once
+    CUT = "cut"  # cache full, and syncs take less than their share of R: smaller
+    SHORT = "short"  # cache full, and the flood gets less than its share: larger
+    DEAR = "dear"  # syncs take more than their share of R: larger
+    STEADY = "steady"  # cache full, and the limit is right
+    ROOM = "room"  # the cache has room: the limit that admits a little less than R
+    FLOOR = "floor"  # a smaller limit is not allowed
+    OTHER = "other"  # not by the law: yielded, pinned, excluded, a trial
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What the law reckoned with while somebody syncs on a device."""
+    """The figures the law used for a device with sync demand."""
 
     objective_s: float  # p99 of an fsync
-    # within which the limit is searched
+    # bounds of the limit
     floor_bytes: int = 0
     ceiling_bytes: int = 1 << 62
-    spent: float = 0.0  # share of R that the syncs cost
-    may_spend: float = 0.0  # the same, that they may cost
+    spent: float = 0.0  # share of R that syncs take
+    may_spend: float = 0.0  # share of R that syncs may take
 
 
 @dataclass(frozen=True)
 class DeviceDecision:
-    """What the law wants for one device and why, in plain words.
+    """The limit one device needs, and why.
 
-    The whole chain of reasoning is put together by control/explain.py when somebody asks.
+    control/explain.py renders the complete reasoning on request.
     """
 
     name: str
     state: DeviceState
-    target_bytes: Optional[int]  # None: the limits as found
+    target_bytes: Optional[int]  # None: the original limits
     reason: str
     decision_id: str
     steps: Tuple[str, ...] = ()  # what was concluded, one sentence each
@@ -84,14 +84,14 @@ class DeviceDecision:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the global pair shall be; None means the originals."""
+    """The global limits to set; None means the originals."""
 
     limit_bytes: Optional[int]
     background_bytes: Optional[int]
     goal_bytes: Optional[int]  # where the ramp is heading
     reason: str
     devices: Tuple[DeviceDecision, ...] = ()
-    # Levers beside the global pair; one that is not named goes back to its original.
+    # Other settings.  One that is not listed is restored to its original.
     settings: Tuple[Setting, ...] = ()
-    hurry: bool = False  # somebody waits behind a flood: look again sooner
-    decision_id: Optional[str] = None  # of the device whose need is the goal; None: of none
+    hurry: bool = False  # sync demand during a flood: shorten the next tick
+    decision_id: Optional[str] = None  # of the device that determines the goal; None: of none

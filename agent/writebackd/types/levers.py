@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel settings that are written, and what came of it."""
+"""Kernel settings that are written, and the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Optional
 
 @dataclass(frozen=True)
 class VmLimits:
-    """The four files of the global pair; in each pair the form not in use is 0."""
+    """The four files of the global limits; of bytes and ratio, the unused one is 0."""
 
     dirty_bytes: int
     dirty_ratio: int
@@ -20,7 +20,7 @@ class VmLimits:
 
 @dataclass(frozen=True)
 class ForeignWrite:
-    """Somebody else changed a lever; the writer's fields are None when unknown.
+    """A lever changed by another process; the writer's fields are None if unknown.
 
     `lever` is a file of the global pair, or kind, target and name as in Setting.
     """
@@ -30,25 +30,25 @@ class ForeignWrite:
     pid: Optional[int] = None
     comm: Optional[str] = None
     cgroup_id: Optional[int] = None
-    cgroup: Optional[str] = None  # path below the v2 root; None: gone by now
-    cmdline: Optional[str] = None  # its start; for root, as only root writes levers
+    cgroup: Optional[str] = None  # path below the v2 root; None: it no longer exists
+    cmdline: Optional[str] = None  # the beginning of it; shown to root only
 
     @property
     def who(self) -> str:
-        """The writer in words, which everybody may read: without its command line."""
+        """The writer in words; without its command line, since everybody may read it."""
         if self.pid is None:
             return "an unknown process"
         return f"{self.comm} (pid {self.pid}, cgroup {self.cgroup or 'gone'})"
 
     @property
     def is_limit(self) -> bool:
-        """Whether it was the global pair; any other lever is let go alone, at once."""
+        """Whether it is one of the global limits; any other lever is released on its own."""
         return self.lever in VmLimits.__dataclass_fields__
 
 
 @dataclass(frozen=True)
 class Intrusion:
-    """A lever that was let go because somebody else set it; until `enforce`."""
+    """A lever released because another process set it; until `enforce`."""
 
     write: ForeignWrite
     wall_s: float
@@ -56,7 +56,7 @@ class Intrusion:
 
 @dataclass(frozen=True)
 class Action:
-    """One write to a kernel file and what came of it."""
+    """One write to a kernel file, and its result."""
 
     lever: str
     old: str
@@ -66,7 +66,7 @@ class Action:
 
 
 class LeverKind(Enum):
-    """The levers beside the global pair; see Setting for what a target is."""
+    """Kinds of levers other than the global limits; Setting explains their targets."""
 
     FLUSH = "flush"
     BDI = "bdi"
@@ -77,7 +77,7 @@ class LeverKind(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """A lever beside the global pair, and the value that it shall have.
+    """A lever other than the global limits, and the value to set.
 
     kind   target                        name                          value
     flush  "vm"                          dirty_writeback_centisecs     1/100 s
@@ -99,10 +99,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class HeldLever:
-    """A lever beside the global pair that holds a value of ours; all in the units of Setting."""
+    """A lever other than the global limits that has a value of ours; units as in Setting."""
 
     kind: LeverKind
     target: str
     name: str
-    value: Optional[int]  # what was written last; None: no limit
-    original: Optional[int]  # what it goes back to; None: no limit
+    value: Optional[int]  # the last value written; None: no limit
+    original: Optional[int]  # the value to restore; None: no limit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What one tick read of the host."""
+"""Samples: what one tick read from the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from writebackd.types.storage import Backing, Device
 
 
 class IoClass(Enum):
-    """What a block request was for; order and number as in bpf/writeback.h."""
+    """The purpose of a block request; order and numbers as in bpf/writeback.h."""
 
     SYNC_WRITE = 0
     BACKGROUND_WRITE = 1
@@ -21,7 +21,7 @@ class IoClass(Enum):
     JOURNAL = 3
     FLUSH = 4
 
-    # Enum's own is a Python function, which every look-up in a dict would call.
+    # Enum's own hash is a Python function, slow for a dict key.
     __hash__ = object.__hash__
 
 
@@ -32,7 +32,7 @@ class ClassSample:
     count: int = 0
     bytes: int = 0
     latency: Histogram = Histogram()
-    queue: Optional[Histogram] = None  # wait before the device, when asked for
+    queue: Optional[Histogram] = None  # wait in the block queue, if the policy measures it
 
     def __add__(self, other: "ClassSample") -> "ClassSample":
         queue = None
@@ -50,8 +50,8 @@ class ClassSample:
 class SyncSample:
     """fsync, fdatasync, msync and O_(D)SYNC writes of one device in one tick.
 
-    `inflight` and `oldest_s` tell of calls that have not returned yet: a stuck
-    fsync completes nothing, so completions alone would look like quiet.
+    `inflight` and `oldest_s` are of calls that have not returned yet: judging by completions
+    alone, a blocked fsync would look like an idle device.
     """
 
     fsyncs: int = 0  # whole-file syncs: fsync, O_SYNC
@@ -78,10 +78,10 @@ class SyncSample:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """All that one tick saw of one device; rates follow from Sample.dt_s."""
+    """One device in one tick; divide by Sample.dt_s for rates."""
 
     device: Device
-    excluded: Optional[str] = None  # why policy or command line leave it alone
+    excluded: Optional[str] = None  # why policy or command line exclude it
     write_bytes: int = 0
     read_bytes: int = 0
     writes: int = 0
@@ -89,7 +89,7 @@ class DeviceSample:
     busy_share: float = 0.0  # share of the tick with at least one request in flight
     classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
     sync: Optional[SyncSample] = None  # None: the probe cannot tell
-    others: int = 0  # discards and flushes that completed, where diskstats counts them
+    others: int = 0  # completed discards and flushes, if diskstats counts them
 
 
 @dataclass(frozen=True)
@@ -102,38 +102,38 @@ class TaskSample:
     device: Optional[str]
     dirtied_bytes: int = 0  # the kernel's own count, up to 256 KiB behind a thread
     throttled_s: float = 0.0
-    cgroup: Optional[str] = None  # path below the v2 root, of the busiest few
+    cgroup: Optional[str] = None  # path below the v2 root; only for the busiest few
 
 
 @dataclass(frozen=True)
 class CgroupControl:
-    """What the files of a cgroup say; read for those that flood, or flooded lately."""
+    """Control files of a cgroup; read only for those that flood or flooded recently."""
 
     # Lines of io.max, (devno, limits): ("8:0", "rbps=max wbps=1048576 riops=max wiops=max").
-    # None: the io controller is not enabled for it, and nothing would turn it on.
+    # None: its io controller is off, and nothing would enable it.
     io_max: Optional[Tuple[Tuple[str, str], ...]]
-    off: bool = False  # it is not enabled; systemd turns it on with the first limit
+    off: bool = False  # its io controller is off; systemd enables it with the first limit
     written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
-    delegated: bool = False  # it, or one above it, was handed to somebody else (Delegate=)
-    outside: bool = False  # systemd runs the host, and this is in none of its slices
+    delegated: bool = False  # it or a parent has Delegate=
+    outside: bool = False  # the host has systemd, but this is in none of its slices
 
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """Memory of a cgroup with a limit of its own, as the kernel's dirty limits see it."""
+    """Memory of a cgroup with a memory limit, as the kernel's dirty limits see it."""
 
-    path: str  # whose limits these are: the cgroup itself, or one above it
-    ceiling_bytes: int  # memory.max or memory.high, the least of it and those above
-    avail_bytes: int  # its page cache, and what it may still take (mdtc_calc_avail)
+    path: str  # the cgroup with the limit: this one or a parent
+    ceiling_bytes: int  # the smallest memory.max or memory.high of it and its parents
+    avail_bytes: int  # its page cache plus what it may still allocate (mdtc_calc_avail)
     dirty_bytes: int  # dirty or under writeback
 
 
 @dataclass(frozen=True)
 class CgroupSample:
-    """What the processes of one cgroup did to one device in one tick."""
+    """Writes and syncs by the processes of one cgroup on one device in one tick."""
 
     cgroup_id: int
-    path: Optional[str]  # below the v2 root, "/" for the root; None where it is not known
+    path: Optional[str]  # below the v2 root, "/" for the root; None: unknown
     device: Optional[str]
     dirtied_bytes: int = 0
     throttled_s: float = 0.0
@@ -145,21 +145,21 @@ class CgroupSample:
 
 @dataclass(frozen=True)
 class VmState:
-    """The global pair with what the kernel makes of it (/proc/vmstat)."""
+    """The global limits, and the kernel's counters and thresholds (/proc/vmstat)."""
 
     limits: VmLimits
     dirty_bytes: int  # now dirty
     writeback_bytes: int  # now under writeback
     threshold_bytes: int  # the limit in force
     background_threshold_bytes: int
-    # Free memory and page cache, which the limit is a share of; None: not told.  The
-    # kernel takes its reserve from it, some per cent.
+    # Free memory plus page cache, less the kernel's reserve of some percent: a ratio is a share of
+    # this; None: unknown.
     dirtyable_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What does not change while the daemon runs, and the law leans on."""
+    """Facts about the host that do not change while the daemon runs."""
 
     page_size: int
     cpus_online: int
@@ -168,25 +168,25 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """What the probe can see, and what it misses; `status` prints it."""
+    """What the probe sees and misses; shown by `status`."""
 
     backend: str
     request_hook: Optional[str] = None
     fsync_hook: Optional[str] = None
-    misses: Tuple[str, ...] = ()  # by its hooks
-    lost: Tuple[str, ...] = ()  # counted so far, for want of room or of an end
-    passed_over: Optional[str] = None  # why no better hooks watch fsync
-    refused: Tuple[str, ...] = ()  # other hooks, with the kernel's error
+    misses: Tuple[str, ...] = ()  # what no hook sees
+    lost: Tuple[str, ...] = ()  # events lost so far: a full map, or an unseen end
+    passed_over: Optional[str] = None  # why no better fsync hooks are used
+    refused: Tuple[str, ...] = ()  # other refused hooks, with the kernel's error
     map_bytes: int = 0
     bpf_ns_per_io: Optional[float] = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything that was read in one tick, the results of the last actions included."""
+    """Everything read in one tick, including the results of the last actions."""
 
     time_s: float  # CLOCK_BOOTTIME, so that a suspend shows as a long tick
-    wall_s: float  # only for people
+    wall_s: float  # wall clock, for display only
     dt_s: float
     host: HostInfo
     vm: VmState
@@ -195,5 +195,5 @@ class Sample:
     cgroups: Tuple[CgroupSample, ...] = ()
     actions: Tuple[Action, ...] = ()
     foreign: Tuple[ForeignWrite, ...] = ()
-    errors: Tuple[str, ...] = ()  # what could not be read this tick
-    backings: Tuple[Backing, ...] = ()  # as of the last looks, see backing_watch.py
+    errors: Tuple[str, ...] = ()  # what could not be read in this tick
+    backings: Tuple[Backing, ...] = ()  # the last readings, see backing_watch.py

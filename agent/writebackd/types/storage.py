@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Devices, and what stands behind them: write caches, batteries, arrays."""
+"""Devices and the storage behind them: write caches, batteries, arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Optional, Tuple
 
-# What keeps the writes, other than a controller, by the source that tells of it.
+# Write caches of the kernel, by the source that reports them.
 CACHES_OF_THE_KERNEL = {
     "md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache",
     "dm-cache": "dm-cache",
@@ -19,7 +19,7 @@ class Device:
     """A filesystem's BDI (or a bare disk) and the leaf disks listed below it."""
 
     name: str  # kernel name: sda, dm-0, md0, nvme0n1, loop3, btrfs-1
-    devno: str  # "major:minor" of the BDI; "btrfs-1" where the kernel gives none
+    devno: str  # "major:minor" of the BDI; "btrfs-1" if the kernel has none
     bdi: str  # directory name under /sys/class/bdi
     leaves: Tuple[str, ...] = ()  # kernel names of the disks at the bottom
     leaf_devnos: Tuple[str, ...] = ()
@@ -27,41 +27,41 @@ class Device:
     rotational: Optional[bool] = None
     write_cache: Optional[str] = None  # queue/write_cache of the leaves
     driver: Optional[str] = None
-    diskseq: Optional[int] = None  # of the first leaf: changes when the disk is another one
-    # The same after a restart and in another slot; None: nothing tells it apart.
+    diskseq: Optional[int] = None  # of the first leaf: changes when the disk is replaced
+    # The same after a restart and in another slot; None: the disk has no unique identity.
     identity: Optional[str] = None
 
 
 class CacheMode(Enum):
-    """What a write cache does with a write; the word is the one that status shows."""
+    """What a write cache does with a write, in the word that status shows."""
 
     WRITE_BACK = "write-back"
     WRITE_THROUGH = "write-through"
-    ALWAYS_WRITE_BACK = "always-write-back"  # also without a battery that would save it
+    ALWAYS_WRITE_BACK = "always-write-back"  # also without a battery
 
 
 class Protection(Enum):
-    """What would keep a write cache over a power failure: a battery, or a capacitor."""
+    """State of the battery or capacitor that keeps a write cache during a power failure."""
 
     OK = "ok"
     CHARGING = "charging"
-    LEARNING = "learning"  # empties and fills itself to find out what it still holds
+    LEARNING = "learning"  # discharges and recharges to measure its capacity
     FAILED = "failed"
     ABSENT = "absent"
 
 
 @dataclass(frozen=True)
 class ArrayWork:
-    """What an array does to its disks beside the host's IO."""
+    """Background work of an array on its disks."""
 
     kind: str  # rebuild, check, patrol, initialisation, migration
-    share: Optional[float] = None  # of it that is done
+    share: Optional[float] = None  # share done, 0 to 1
     rate: Optional[float] = None  # bytes per second, of each disk
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A setting of a cache, by the kernel's name and in its unit."""
+    """A setting of a cache, with the kernel's name and unit."""
 
     name: str
     value: int
@@ -69,19 +69,18 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Backing:
-    """What a tool or the kernel says of that which stands behind one device."""
+    """What a tool or the kernel reports about the storage behind one device."""
 
     device: str  # name of the Device
-    source: str  # who says so: storcli, ssacli, md, bcache ...
+    source: str  # the reporter: storcli, ssacli, md, bcache ...
     wall_s: float  # when it was asked
-    capacity_bytes: Optional[int] = None  # of the write cache, as far as writes may use it
+    capacity_bytes: Optional[int] = None  # part of the cache that writes may use
     mode: Optional[CacheMode] = None
     protection: Optional[Protection] = None
     dirty_bytes: Optional[int] = None  # in the write cache
-    learn_s: Optional[float] = None  # wall clock: when the battery learns next
+    learn_s: Optional[float] = None  # wall clock of the next battery test
     works: Tuple[ArrayWork, ...] = ()
     thresholds: Tuple[Threshold, ...] = ()
-    # Of a cache that the kernel runs: its disk, and when it was read (CLOCK_BOOTTIME), which is
-    # every other second.
+    # For a cache of the kernel: its disk, and when it was read (CLOCK_BOOTTIME; every two seconds).
     disk: Optional[str] = None
     read_s: Optional[float] = None

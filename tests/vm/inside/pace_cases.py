@@ -233,7 +233,7 @@ def test_two_daemons(home: Home, starter: Starter, found: VmLimits, paced: Paced
     wait_for(paced.held, what="for the paces")
     second = start(starter, home)
     wait_for(lambda: not is_alive(second), what="for the second to be refused")
-    assert f"running already (pid {pid}" in home.check_log() and paced.held()
+    assert f"already running (pid {pid}" in home.check_log() and paced.held()
     end(pid)
 
 

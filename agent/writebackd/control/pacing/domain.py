@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One tick of pacing on one disk: whom to hold, at what rate, and whether it helps."""
+"""One tick of pacing on one disk: which cgroups to limit, at what rate, and whether it helps."""
 
 from __future__ import annotations
 
@@ -24,51 +24,55 @@ from writebackd.types.levers import LeverKind
 from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import DeviceSample, HostInfo
 
-# Seconds of a full cache after which it begins: two ticks while somebody waits.
+# Seconds.  Pacing begins after this time with a full cache: two ticks of 0.5 s.
 START_S = 0.9
-# Seconds of the limit alone that pacing is compared with; windows of its own in which it has to be
-# better, and the time before the first, in which the cache makes room.
+# Seconds.  fsync is measured for ALONE_S or more under the dirty limit alone, and then under the
+# pace in windows of JUDGE_S.  The first begins SETTLE_S after the pace: the cache has room then.
 ALONE_S, JUDGE_S, SETTLE_S = 3.0, 10.0, 3.0
-# What it has to bring: the mean of an fsync down to this share.  Where it helped it was a quarter.
+# Share of the mean fsync time under the limit alone.  Pacing helps if the mean falls below it; it
+# fell to a quarter where pacing helped.
 BETTER = 0.6
-# Seconds without it where it did not help, or could not be set.
+# Seconds without pacing after it did not help or could not be set.
 BARRED_S = 600.0
-# Seconds of the pace that may be dirty: sync(2), a freeze and commits of ext4 wait for that.
+# Seconds.  Dirty limit under a pace, in seconds of the pace: sync(2), a filesystem freeze and ext4
+# commits wait that long.
 WIDE_S = 1.0
-# A part that moved by less is not written, but for a cut: each takes a call of systemd.
+# Share.  A smaller change of a cgroup's pace is not written unless it is a cut: each change is a
+# call to systemd.
 MOVED = 0.05
-# Bytes per second.  Below it a single write of the flusher, of up to 4 MB, would take seconds.
+# Bytes per second: the smallest pace.  A single write of the flusher is up to 4 MB, and would take
+# too long at less.
 LEAST_PACE = 1 << 20
-# The flood are the largest writers that make up this share of the device's background writes: one,
-# or 18 of 20 equal ones.
+# Share of the device's background writes.  The largest writers that together reach it are the
+# flood: one cgroup, or 18 of 20 equal ones.
 BULK = 0.9
-# Others that cannot be paced may write this share of R; more, for so many seconds, needs the limit,
-# which then has so many seconds at least.
+# Share of R that cgroups which cannot be paced may write.  If they write more for STRAY_LASTS_S,
+# the dirty limit replaces the pace for at least STRAY_BARRED_S.
 STRAY_SHARE, STRAY_LASTS_S, STRAY_BARRED_S = 0.2, 3.0, 60.0
-# Seconds in which the kernel has to show a pace: the child that asks systemd may take 5
-# (CHILD_LIMIT_S in actuate/child_jobs.py), and a tick reads what it did.
+# Seconds.  A pace that io.max does not show after this time could not be set: the child that calls
+# systemd may take 5 s (CHILD_LIMIT_S in actuate/child_jobs.py), and a later tick reads io.max.
 UNSET_S = 8.0
 # Seconds without a write after which a flood is over.
 QUIET_S = 60.0
-# Rates of cgroups forget half in so many seconds: destage and flusher come in bursts of one.
+# Seconds.  Half-life of the average write rates of cgroups, since writeback comes in 1 s bursts.
 SMOOTH_HALF_S = 2.4
 
 MOST_NAMED = 4
-# A limit is this device's own up to this multiple of what was asked for.
+# Factor.  The dirty limit is in force if it is at most this multiple of the requested one.
 IN_FORCE_HIGH = 1.25
 
 
 @dataclass(frozen=True)
 class Domain:
-    """A disk that a flood can be held on, and the devices that share it."""
+    """A disk on which a flood can be paced, and the devices that share it."""
 
     devno: str
-    devices: Tuple[DeviceSample, ...]  # those whose writes the pace would hold
-    group: Tuple[str, ...]  # names of all that end on the same leaf disks
+    devices: Tuple[DeviceSample, ...]  # those whose writes the pace would limit
+    group: Tuple[str, ...]  # names of all devices on the same leaf disks
 
 
 class PaceTick:
-    """One tick of one domain: what it was given, and the decision from it."""
+    """One tick of one domain: its inputs, and the decision."""
 
     def __init__(
         self,
@@ -88,12 +92,12 @@ class PaceTick:
         self.background_rate = max((e.background_rate for e in own), default=0.0)
         self.flooded = any(e.flooded for e in own)
 
-    # What follows is of the whole group, which may be all volumes of an array: looked at
-    # only for one that is flooded or paced.
+    # The group may be all volumes of an array, so these are computed only if needed: for a flooded
+    # or paced domain.
 
     @cached_property
     def wants(self) -> List[DeviceTarget]:
-        """Of the devices that anybody syncs on."""
+        """The wants of the devices with sync demand."""
         wants = (self._all_wants[name] for name in self.domain.group)
         return [want for want in wants if want.demand]
 
@@ -103,7 +107,7 @@ class PaceTick:
         return bool(self.wants) and all(each.demand_known for each in estimates)
 
     def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
-        """The memory with this tick in it, and what there is to say."""
+        """The updated memory, and a note for `why`; empty without anything to report."""
         memory = self._measure(memory)
         if memory.rate is not None:
             return self._hold(memory)
@@ -129,7 +133,7 @@ class PaceTick:
         return rate if known is None else known + weight * (rate - known)
 
     def _latencies(self) -> Histogram:
-        """fsyncs that returned, and one for each whole second that the oldest waits."""
+        """Returned fsyncs, and one more in each second in which the oldest is still pending."""
         total = Histogram()
         for name in self.domain.group:
             sync = self.scene.devices[name].sync
@@ -154,10 +158,10 @@ class PaceTick:
         if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
             return memory, "not paced: " + (
                 _refusals(refused)
-                or "the cgroup that floods is not known, unless it is many with less than "
+                or "the flooding cgroup is unknown, or many write less than "
                 f"{_speed(LEAST_PACE)} each"
             )
-        # The least that a flood keeps, until the cache has room.
+        # Begin with the smallest share that the policy leaves to a flood; it rises with room.
         share = self.policy.levers.pace_share
         rate = share * self.drain_rate
         if len(flooding) * LEAST_PACE > rate:
@@ -170,11 +174,11 @@ class PaceTick:
         )
         return memory, (
             f"{_names(memory)} held at {_speed(rate)}, {formats.percent(share)} of the "
-            f"{_speed(self.drain_rate)} that drain, so that the write cache keeps room"
+            f"drain rate {_speed(self.drain_rate)}, to keep room in the write cache"
         )
 
     def _alone(self, memory: PaceMemory) -> PaceMemory:
-        """The memory with what syncs take behind a full cache, with the limit alone in force."""
+        """Measure fsync with a full cache and only the dirty limit in force."""
         if self._full_s() <= 0 or not all(
             want.target_bytes is not None
             and self._limit(want.name) <= IN_FORCE_HIGH * want.target_bytes
@@ -192,23 +196,23 @@ class PaceTick:
         return min([want.basis.objective_s for want in self.wants if want.basis], default=0.0)
 
     def _full_s(self) -> float:
-        """For how long the write cache is full, seconds."""
+        """How long the write cache has been full, seconds."""
         return max(self.memory.devices[want.name].drain.full_s for want in self.wants)
 
     def _limit(self, name: str) -> int:
-        """The limit that holds there: with a cap of the device's own the global one is wide."""
+        """The dirty limit in force for a device: its own cap, or the global limit."""
         cap = self.memory.caps.get(name)
         if cap is not None and cap.in_force:
             return cap.bytes
         return shared_limit(self.memory, self.sample)
 
     def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
-        """The cgroups that flood and may be paced, and those that may not with the reason."""
+        """The flooding cgroups that may be paced, and those that must not be with the reason."""
         may: List[str] = []
         refused: List[Tuple[str, str]] = []
         bulk = self._bulk(memory)
         for path, limits in self.scene.limits.items():
-            # Where the files tell nothing, what was dirtied has to.
+            # Without the io controller only the dirtied bytes are known, so always report it.
             if path not in memory.rates and path not in bulk and limits is not None:
                 continue
             why = self.scene.objection(path)
@@ -232,16 +236,16 @@ class PaceTick:
 
     def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         if not self.demand and self.now_s >= self.memory.hold_until_s:
-            return _let_go(memory), "no sync demand any more: not paced"
+            return _let_go(memory), "no sync demand: pace released"
         if self.now_s - memory.wrote_s > QUIET_S:
-            return _let_go(memory), "the flood is over: not paced"
+            return _let_go(memory), "flood over: pace released"
         flooding, refused = self._flooding(memory)
         if not flooding:
             why = _refusals(refused) or "the cgroups are gone"
-            return _let_go(memory), f"not paced any more: {why}"
+            return _let_go(memory), f"pace released: {why}"
         taken = self._taken(memory)
         if taken:
-            return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
+            return self._bar(memory, BARRED_S, f"another process set io.max of {taken}")
         rate = memory.rate or 0.0
         if len(flooding) * LEAST_PACE > rate:
             return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, rate))
@@ -256,11 +260,11 @@ class PaceTick:
             # What is seen is still the flood as it was, and no word on the rate.
             if set(flooding) != set(memory.rates):
                 memory = divide(memory, rate, flooding)
-            return memory, f"{_names(memory)} shall be held at {_speed(rate)}: not in force"
+            return memory, f"{_names(memory)} to be held at {_speed(rate)}: not in force yet"
         return self._step(memory, flooding)
 
     def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """The rate by the law, and its parts by what each uses."""
+        """Apply the law's factor, and divide the pace by what each cgroup uses."""
         tightest = min(self.wants, key=lambda want: want.pace_by, default=None)
         by, rule = (1.0, Rule.OTHER) if tightest is None else (tightest.pace_by, tightest.rule)
         since_s = max(memory.step_s, memory.in_force_s or 0.0)
@@ -277,7 +281,7 @@ class PaceTick:
         return memory, f"{_names(memory)} held at {_speed(memory.rate or 0.0)}: {why}"
 
     def _taken(self, memory: PaceMemory) -> Optional[str]:
-        """A paced cgroup whose pace somebody else has changed: it is his now."""
+        """A paced cgroup whose io.max another process has changed, and now owns."""
         kind, devno = LeverKind.PACE.value, self.domain.devno
         foreign = self.scene.foreign
         return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
@@ -290,10 +294,10 @@ class PaceTick:
         memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
         if memory.stray_s < STRAY_LASTS_S:
             return memory, ""
-        return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
+        return memory, f"cgroups that cannot be paced write {_speed(stray)}: using the limit"
 
     def _in_force(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """Whether the kernel shows the paces; not for ever without them."""
+        """Whether the kernel shows the paces; a problem if it does not after UNSET_S."""
         missing = [path for path in memory.rates if not self._limited(path)]
         if not missing:
             if memory.in_force_s is not None:
@@ -302,7 +306,7 @@ class PaceTick:
             return replace(memory, unset_s=0.0, in_force_s=self.now_s, under_s=under_s), ""
         unset_s = memory.unset_s + self.sample.dt_s
         memory = replace(memory, in_force_s=None, unset_s=unset_s)
-        # Nothing is ever set while only observing.
+        # In observe mode nothing is set.
         if memory.unset_s < UNSET_S or self.memory.mode is Mode.OBSERVE:
             return memory, ""
         return memory, f"io.max of {missing[0]} could not be set"
@@ -313,8 +317,8 @@ class PaceTick:
         return words.get("wbps", "max") != "max"
 
     def _judge(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
-        # While the disk may have become slower, the limit alone was of another one.
+        """Whether syncs got faster, in windows of JUDGE_S; the problem if they did not."""
+        # If the disk may have become slower, the measurement under the limit alone is out of date.
         slower = any(self.memory.devices[want.name].drain.fell_s > 0 for want in self.wants)
         if memory.in_force_s is None or slower or not (self.flooded and self.demand):
             return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
@@ -327,14 +331,14 @@ class PaceTick:
         mean, before = under.mean(), alone.mean()
         p99 = under.quantile(0.99)
         if mean is None or p99 is None or p99 <= self._objective_s():
-            return memory, ""  # nobody synced, or all is well
+            return memory, ""  # no sync, or the objective is met
         if before is None:
-            return memory, "after a restart: how long do syncs take with the limit alone?"
+            return memory, "restarted: fsync is first measured with the dirty limit alone"
         if mean <= BETTER * before:
             return memory, ""
         return memory, (
-            f"it did not help: a sync took {formats.milliseconds(mean)} ms on average, "
-            f"{formats.milliseconds(before)} ms with the limit alone"
+            f"it did not help: mean sync {formats.milliseconds(mean)} ms, "
+            f"{formats.milliseconds(before)} ms with the dirty limit alone"
         )
 
     def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:
@@ -345,7 +349,7 @@ class PaceTick:
 def limit_bytes(
     bounds: DevicePolicy, host: HostInfo, memory: PaceMemory
 ) -> Optional[int]:
-    """The dirty limit under a pace: what the paced write in WIDE_S; None where none is in force."""
+    """The dirty limit under a pace: what the paced cgroups write in WIDE_S; None without a pace."""
     if memory.rate is None or memory.in_force_s is None:
         return None
     floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
@@ -354,10 +358,10 @@ def limit_bytes(
 
 
 def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
-    """Hand the rate out: who does not use his part leaves it to those that would."""
+    """Divide the pace among cgroups; what one does not use goes to the others."""
     modest: Dict[str, float] = {}
     for path in paths:
-        # The part that he got for that counts, cut to a byte.
+        # Compare with the part it got, which was rounded down to a byte.
         used, had = memory.used.get(path), memory.rates.get(path)
         if used is not None and had is not None and used < USES * had + 1:
             modest[path] = used / USES
@@ -365,7 +369,7 @@ def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
     left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))
     for index, path in enumerate(todo):
         even = left / (len(todo) - index)
-        # The last one gets what is there: nobody else could use it.
+        # The last one gets all that is left.
         part = even if index == len(todo) - 1 else min(even, modest.get(path, even))
         part = max(part, even / 4)
         rates[path] = max(int(part), LEAST_PACE)
@@ -386,7 +390,7 @@ def _refusals(refused: Sequence[Tuple[str, str]]) -> str:
 
 
 def _some(texts: Sequence[str], between: str) -> str:
-    """The first few: a reason with dozens of names helps nobody."""
+    """The first MOST_NAMED, and the number of others."""
     more = len(texts) - MOST_NAMED
     shown = [*texts[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
     return between.join(shown)
@@ -394,8 +398,8 @@ def _some(texts: Sequence[str], between: str) -> str:
 
 def _too_many(paths: Sequence[str], rate: float) -> str:
     return (
-        f"{len(paths)} cgroups flood, which at {_speed(LEAST_PACE)} each, the least pace, is more "
-        f"than the {_speed(rate)} that they may write"
+        f"{len(paths)} cgroups flood: the smallest pace of {_speed(LEAST_PACE)} for each adds up "
+        f"to more than the {_speed(rate)} allowed"
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which cgroups are never paced, and why.
 
-Pacing reaches into a unit that somebody else owns.  So whoever waits for his own
-writes, whoever others wait for, and whatever has another master is left alone.
+Pacing changes a unit that somebody else owns.  Cgroups that wait for their own writes, that others
+wait for, or that another manager controls are left alone.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Iterable, Mapping, Optional, Tuple
 from writebackd.policy.keys import Protect
 from writebackd.types.samples import CgroupSample
 
-# Somebody who syncs now and then (a backup at the end of a file, a checkpoint
-# every five minutes) waits for his own data while he does.
+# Seconds.  A cgroup that synced within this time is not paced: it may sync only now and then (a
+# backup at the end of each file, a checkpoint every five minutes), and waits for its own data then.
 SYNCED_LATELY_S = 300.0
-# Everybody waits for the journal and for udev, nobody could log in any more to mend it,
-# and a container's owner sets its limits.
+# Units never paced: everybody waits for the journal and udev, an admin must be able to log in, and
+# the limits of a container belong to its manager.
 NEVER: Tuple[str, ...] = (
     "systemd-*.service", "init.scope", "rsyslog.service", "syslog*.service", "auditd.service",
     "dbus*.service", "ssh*.service", "ssh*.socket", "writebackd.service",
     "docker-*.scope", "libpod-*.scope", "crio-*.scope", "cri-containerd-*.scope",
 )  # fmt: skip
 KUBEPODS = "kubepods"
-# Containers that are no scopes of systemd's, by the names that their managers give, or by an
-# id of 64 digits. Any part tells: what is below has the names that the container likes.
+# Containers that are not systemd scopes: their managers' names, or an id of 64 hex digits.  Matched
+# against every part of the path, since a container chooses the names below its own cgroup.
 _CONTAINER = re.compile(r"docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}")
-# Of machined, but for what libvirt starts there.
+# Containers of systemd-machined; virtual machines that libvirt starts there are not containers.
 _MACHINES, _VIRTUAL = "machine.slice", "machine-qemu"
-# A user's own systemd: what is below it is his (Delegate=).  His sessions, scopes beside it, may
-# be paced like any unit: the copy of an admin, a job of cron.
+# The systemd instance of a user, who controls everything below it (Delegate=).  Login sessions and
+# cron jobs are scopes outside of it, and may be paced like any unit.
 USERS = "user@*.service"
 
 
 def unit_of(path: str) -> str:
-    """The unit that a cgroup belongs to: the first service or scope of its path, else its name.
+    """The host's unit of a cgroup: the first service or scope in its path, else the last name.
 
-    A user's own manager has units below user@1000.service; that one is the host's.
+    For a unit below user@1000.service that is user@1000.service.
     """
     parts = path.strip("/").split("/")
     for part in parts:
@@ -48,7 +48,7 @@ def unit_of(path: str) -> str:
 
 
 def slices_of(path: str) -> Tuple[str, ...]:
-    """The host's slices that a cgroup is in, or is: those below a unit are its own affair."""
+    """The host's slices that contain the cgroup, itself included; not slices below a unit."""
     found = []
     for part in path.strip("/").split("/"):
         if part.endswith((".service", ".scope")):
@@ -59,9 +59,9 @@ def slices_of(path: str) -> Tuple[str, ...]:
 
 
 def is_container(path: str) -> bool:
-    """Whether a cgroup is a container's: by its name, or by units below what is no slice.
+    """Whether a cgroup belongs to a container: by its name, or by units below a non-slice.
 
-    Such a unit is of another systemd, and may have the name of one of the host's.
+    Such units belong to another systemd, and may have the same names as the host's.
     """
     parts = path.strip("/").split("/")
     if any(_CONTAINER.match(part) for part in parts):
@@ -79,13 +79,13 @@ def objection(
     protect: Protect,
     now_s: float,
 ) -> Optional[str]:
-    """Why this cgroup may not be paced, None when it may.
+    """Why this cgroup must not be paced; None if it may be.
 
-    `ours`: the disks (devno) that it is paced on.
+    `ours`: the disks (devno) on which it is paced already.
     """
     path, control = cgroup.path, cgroup.control
     if path is None or control is None:
-        return "its cgroup is not known"
+        return "its cgroup is unknown"
     if path == "/":
         return "it is in the root cgroup, which has no limits"
     if cgroup.own:
@@ -94,26 +94,26 @@ def objection(
     if any(part.startswith(KUBEPODS) for part in parts):
         return "Kubernetes owns it"
     if any(fnmatchcase(part, USERS) for part in parts):
-        return "it is in the hands of a user's own systemd"
+        return "a user's own systemd manages it"
     if unit.endswith(".slice") and parts[0] == "user.slice":
-        return "it is a user as a whole"
+        return "it contains all processes of a user"
     for glob in NEVER:
         if fnmatchcase(unit, glob):
-            return "such a unit is never paced"
+            return "units of this name are never paced"
     if is_container(path):
-        return "it is a container's, whose owner sets its limits"
+        return "it belongs to a container, whose manager sets its limits"
     if control.outside:
-        return "systemd has no part in it, so somebody else manages it"
+        return "systemd does not manage it, so another program does"
     named = protect.covers(unit, slices_of(path))
     if named is not None:
         return f"'{named}' in [protect] units names it"
     if control.delegated:
-        return "it was handed over to its unit (Delegate=)"
+        return "its unit manages it (Delegate=)"
     if control.io_max is None:
-        return "the io controller is off for it, and it is not systemd's to turn on"
+        return "its io controller is off, and systemd cannot turn it on"
     for devno, limits in control.io_max:
         if devno == "(unknown)":
-            continue  # of a disk that was pulled out while open: it holds nothing
+            continue  # a disk that was removed while open: the rule has no effect
         words = dict(word.partition("=")[::2] for word in limits.split())
         free = {**words, "wbps": "max"} if devno in ours else words
         if any(value != "max" for value in free.values()):

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Pacing: a flood from another cgroup held just below what the disk drains.
+"""Pacing: limits the flooding cgroup with io.max to just below the drain rate of the disk.
 
-A dirty limit bounds what is queued ahead of a sync; it does not keep a write cache
-from filling, and a full cache makes every write wait for the media.  A flood whose
-inflow stays below the drain rate leaves room in the cache for good, and then wide
-dirty limits do no harm.  Measured at 60 MB/s: 16 % of the idle fsync rate with the
-best fixed limit, 80 % with the flood held at 55 MB/s.
+A dirty limit bounds what is queued ahead of a sync.  It does not keep a write cache from filling
+up, and with a full cache every write waits for the media.  If a flood stays below the drain rate
+the cache keeps room, and a large dirty limit does no harm.  On a disk of 60 MB/s fsync reached 16 %
+of its idle rate with the best fixed limit, and 80 % with the flood held at 55 MB/s.
 
-It begins once a full cache was seen under the limit alone, and its drain rate R is known: at the
-least that the policy keeps for the paced.  From then on the law sets the rate as it sets a limit
-(control/law.py); this module finds whom to hold, hands the rate out, and asks one question: are
-syncs clearly faster than they were under the limit alone?  On ext4 a commit waits for the data of
-a paced cgroup as well.  Where they are not, it lets go for ten minutes.
+Pacing begins when the cache was full under the dirty limit alone and R is known, at `pace-share` of
+R.  From then on the law sets the pace as it sets a limit (control/law.py).  This module finds the
+cgroups, divides the pace among them, and checks that syncs are clearly faster than under the limit
+alone.  They may not be: on ext4 a commit also waits for the data of a paced cgroup.  Then pacing
+stops for ten minutes.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
-# Cgroups that synced lately and are remembered. Any user may make 512 of them in each tick (half
-# of the kernel's table), with paths of 4 KB: in five minutes 560 MB, where the unit has 192.
+# Number of cgroups remembered because they synced lately.  Any user can create 512 per tick (half
+# of the kernel's table) with paths of 4 KB: 560 MB in five minutes, and the unit may use 192 MB.
 MOST_SYNCERS = 4096
 
 
@@ -59,10 +58,10 @@ def pace(
 ) -> PacePlan:
     """The wants with those of paced devices replaced, the paces, and the memory.
 
-    While a pace is in force the device wants a wide limit: what the paced cgroups write in
-    WIDE_S (drain-time, where that is less), no more, or sync(2) and freezes would wait for
-    gigabytes at that rate.  `remembered` are the devices' memories: where a pace comes into force
-    they learn anew what a sync costs, since many more will be made.
+    While a pace is in force the device needs a large limit: what the paced cgroups write in WIDE_S,
+    or in drain-time if that is shorter.  No more, or sync(2) and freezes would wait for gigabytes
+    at that rate.  `remembered` are the devices' memories: when a pace comes into force they measure
+    the cost of a sync anew, since the fsync rate changes.
     """
     memory = remember_syncers(memory, sample)
     if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
@@ -101,7 +100,7 @@ def pace(
 
 
 def remember_syncers(memory: Memory, sample: Sample) -> Memory:
-    """Who synced in the last minutes, also while nothing is paced."""
+    """Remember the cgroups that synced in the last minutes, also while nothing is paced."""
     syncers = {
         cgroup_id: (path, last_s)
         for cgroup_id, (path, last_s) in memory.syncers.items()
@@ -110,19 +109,20 @@ def remember_syncers(memory: Memory, sample: Sample) -> Memory:
     for cgroup in sample.cgroups:
         if cgroup.syncs:
             known = syncers.pop(cgroup.cgroup_id, (None, 0.0))[0]
-            syncers[cgroup.cgroup_id] = (cgroup.path or known, sample.time_s)  # as the last
+            syncers[cgroup.cgroup_id] = (cgroup.path or known, sample.time_s)  # moves to the end
     for oldest in list(syncers)[:-MOST_SYNCERS]:
         del syncers[oldest]
     return replace(memory, syncers=syncers)
 
 
 def _domains(sample: Sample) -> List[Domain]:
-    """Every disk whose number io.max takes, with the managed devices that it would hold.
+    """Every disk whose devno io.max accepts, with the managed devices it would limit.
 
-    A single leaf disk holds all volumes on it.  Over several the volume itself is held,
-    whose bytes are the ones that the rates here are in; btrfs has no such number.
+    A device on a single leaf disk is limited there, with all other volumes of that disk.  A device
+    on several disks is limited by its own devno, whose bytes are those of its rate.  btrfs has no
+    devno that io.max accepts.
     """
-    by_devno: Dict[str, List[int]] = {}  # places in sample.devices, as below
+    by_devno: Dict[str, List[int]] = {}  # indexes into sample.devices, here and below
     on_leaf: Dict[str, List[int]] = {}
     for place, seen in enumerate(sample.devices):
         leaves = _leaves(seen.device)
@@ -132,7 +132,7 @@ def _domains(sample: Sample) -> List[Domain]:
         if seen.excluded is None and devno[:1].isdigit():
             by_devno.setdefault(devno, []).append(place)
     found = []
-    groups: Dict[FrozenSet[str], Tuple[str, ...]] = {}  # many volumes may share one
+    groups: Dict[FrozenSet[str], Tuple[str, ...]] = {}  # computed once for all volumes of a disk
     for devno, places in by_devno.items():
         devices = tuple(sample.devices[place] for place in places)
         below = frozenset(leaf for seen in devices for leaf in _leaves(seen.device))
@@ -144,5 +144,5 @@ def _domains(sample: Sample) -> List[Domain]:
 
 
 def _leaves(device: Device) -> Tuple[str, ...]:
-    """Numbers of the disks that it ends on; its own where none are listed."""
+    """Devnos of its leaf disks; its own if none are listed."""
     return device.leaf_devnos or (device.devno,)
