@@ -46,6 +46,25 @@ HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "scatter_us": "0", "laten
 DRAIN_S = 60  # patience until the write caches are empty before the clock starts
 
 
+@contextlib.contextmanager
+def haste(rigs: Sequence[Rig]) -> Iterator[None]:
+    """Disks in haste while files are made on them; then as they were, with empty caches."""
+    for rig in rigs:
+        for key, value in HASTE.items():
+            rig.control.set(key, value)
+    yield
+    for rig in rigs:
+        run("sync", "--file-system", str(rig.mountpoint))
+    deadline = time.monotonic() + DRAIN_S
+    while any(rig.control.get()["fill"] for rig in rigs):
+        if time.monotonic() > deadline:
+            raise RigError(f"a write cache of the model is not empty after {DRAIN_S} s")
+        time.sleep(0.05)
+    for rig in rigs:
+        for key in HASTE:
+            rig.control.set(key, str(getattr(rig.disk, key)))
+
+
 @dataclass(frozen=True)
 class Conditions:
     """What a run has in common with those it is compared with."""
@@ -147,21 +166,9 @@ class Stage:
         return time.monotonic() - self._zero
 
     def prepare(self) -> None:
-        for rig in self.rigs.values():
-            for key, value in HASTE.items():
-                rig.control.set(key, value)
-        for player in self.players.values():
-            player.prepare()
-        for rig in self.rigs.values():
-            run("sync", "--file-system", str(rig.mountpoint))
-        deadline = time.monotonic() + DRAIN_S
-        while any(rig.control.get()["fill"] for rig in self.rigs.values()):
-            if time.monotonic() > deadline:
-                raise RigError(f"a write cache of the model is not empty after {DRAIN_S} s")
-            time.sleep(0.05)
-        for rig in self.rigs.values():
-            for key in HASTE:
-                rig.control.set(key, str(getattr(rig.disk, key)))
+        with haste(list(self.rigs.values())):
+            for player in self.players.values():
+                player.prepare()
 
     def contend(self) -> None:
         """Make the contender's settings; the agent is only started here."""

@@ -87,7 +87,7 @@ class Calibration:
     _tau_s: float = FIRST_S  # at most: limit / tau is let in, and the kernel follows slowly
     _r: float = 0.0  # R, once it has settled; fsyncs at full speed take from it
     wait_s: float = 0.0  # between two fsyncs in the ladder
-    _is_full: bool = False  # the cache, as fsyncs tell
+    _is_full: bool = False  # the cache, as fsyncs and the rate tell
     _refills: bool = False
     _rung: Rung = field(default_factory=lambda: Rung(0))
     rungs: List[Rung] = field(default_factory=list)
@@ -149,7 +149,8 @@ class Calibration:
     def _in_force(self) -> int:
         """Our limit, or the one that filled the cache, to do so again; 0: the law's."""
         refills = self._refills or self.phase is Phase.FILL
-        return self._held_bytes if refills else self._rung.limit_bytes
+        limit = self._rung.limit_bytes
+        return max(self._held_bytes, limit) if refills else limit
 
     def _stopped(self, why: str) -> Order:
         self.phase, self.problem = Phase.DONE, why
@@ -208,7 +209,9 @@ class Calibration:
     ) -> None:
         """This tick's figures, where they count."""
         dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
-        self._is_full = found.full
+        # Fsyncs are also slow behind a larger limit's queue, and on a busy host: natively a cache
+        # that was full to 0.4 looked like that, half a second after it began to be filled.
+        self._is_full = found.full and found.rate <= (1.0 + STEADY) * self._r
         if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
             self.idle = self.idle.with_tick(seen, found, syncs, busy_s)
         elif self.phase is Phase.FILL:
@@ -246,7 +249,8 @@ class Calibration:
             elif self._left_s() <= 0.0:
                 self._enter(Phase.DONE)
         elif self.phase is Phase.LADDER and self._refills:
-            if self._is_full or min(REFILL_S - past_s, self._left_s()) <= 0.0:
+            is_full = self._is_full and past_s >= SETTLE_S
+            if is_full or min(REFILL_S - past_s, self._left_s()) <= 0.0:
                 self._refills = False
                 self._enter(Phase.LADDER)
         elif self.phase is Phase.LADDER and self._is_judged():
@@ -258,7 +262,8 @@ class Calibration:
                 self._end = self._bound(sample) if limit is not None else ""
             else:
                 self._enter(Phase.LADDER)
-                self._refills = limit > self._rung.limit_bytes and not self._is_full
+                drained = not self._is_full or self._rung.flood_rate < (1.0 - STEADY) * self._r
+                self._refills = limit > self._rung.limit_bytes and drained
                 self._rung = Rung(limit)
 
     def _enter(self, phase: Phase) -> None:

@@ -195,21 +195,23 @@ def group_lives(group: int) -> bool:
     return False
 
 
-def make_file(path: Path, size: int) -> None:
-    """A file of `size` bytes, all of it allocated and written.
+def make_file(path: Path, size: int, noise: bool = False) -> None:
+    """A file of `size` bytes, all of it allocated and written: zeros, or noise.
 
     Past the page cache: a guest may get new pages for it more slowly than a disk takes them.
     """
-    with mmap.mmap(-1, PIECE) as zeros:
+    with mmap.mmap(-1, PIECE) as piece:
+        if noise:
+            piece[:] = os.urandom(PIECE)
         try:
             direct = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)
         except OSError:  # a filesystem in memory
             direct = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             for _ in range(size // PIECE):
-                os.write(direct, zeros)
+                os.write(direct, piece)
         finally:
             os.close(direct)
         with open(path, "ab") as file:
-            file.write(zeros[:size % PIECE])
+            file.write(piece[:size % PIECE])
             os.fsync(file.fileno())
