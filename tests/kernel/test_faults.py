@@ -70,8 +70,9 @@ def start(home: Home, found: VmLimits) -> Iterator[Start]:
             kill(each.process.pid, signal.SIGCONT)
             kill(each.process.pid)
         each.process.wait()
-    if home.watcher is not None:
-        kill(home.watcher)
+    watcher = home.watcher
+    if watcher is not None:
+        kill(watcher)
 
 
 def check_end(daemon: Running, found: VmLimits) -> None:

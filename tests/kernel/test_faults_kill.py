@@ -82,8 +82,9 @@ def test_at_random_points(home: Home, starter: Starter, kills: int, left_alone: 
                     seen["restored by the watcher"] += bool(held and watcher)
         finally:
             kill(pid) if pid else None
-            if home.watcher is not None:
-                kill(home.watcher)
+            watcher = home.watcher
+            if watcher is not None:
+                kill(watcher)
             restore_from_ledger(FILES, home.runtime_dir / LEDGER)
         assert limits() == found
     home.check_log()

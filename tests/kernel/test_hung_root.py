@@ -213,7 +213,7 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
     assert [error for at, error in ticks.unanswered if began < at < ended] == []
     leases = [status["lease"] for _, status in seen]
     assert all(lease["remaining_s"] > 0 and lease["lost"] == 0 for lease in leases)
-    assert any("the scan of /sys runs for over" in message for message in told)
+    assert any("the scan of /sys has taken over" in message for message in told)
     # The way home of the queue, which the pin asks for: its program is on the disk as well.
     assert "nr_requests=" in said and "failed: not done within 5 s" in said
     assert 0 < tight < 512 << 20
