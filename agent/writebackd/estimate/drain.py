@@ -156,8 +156,8 @@ def update_drain(
     sync = sample.sync
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
     if not writes.flooded or sync is None:
-        if d.slow_share or d.full_s:
-            d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
+        if d.slow_share or d.full_s or d.queue:
+            d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, queue=())
         return replace(memory, drain=d)
     if r is None:
         r = pace  # of the run before, which knew R
