@@ -74,6 +74,7 @@ SHOWN_S = 3.0
 # Outside it the measured rate belongs to another limit.
 IN_FORCE = 1.25
 # Share of R.  With a full cache, a rate below this share of what syncs leave means a slower disk.
+# Also the share of a tick that a disk must be busy for QUEUED_BYTES to count.
 FELL = 0.9
 # Share of R.  A rate below it may be an array writing back the scattered blocks of syncs, which
 # occupies the media for 2 to 3 s, rather than a slower disk.  So a second of it counts as this
@@ -99,8 +100,8 @@ PRICE_S = 30.0
 # e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also
 # wait for processors and the link.  Half or double the share lowers the score by 0.05 to 0.08.
 SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
-# 1 / s^2.  While the cache has room for t seconds, the target rate grows by this times t^2, to
-# detect faster disks: one 1.4 times as fast after 20 s.
+# 1 / s^2.  After t seconds in which the cache had room, the target rate is 1 + this times t^2 times
+# as large, to detect faster disks: one 1.4 times as fast after 20 s.
 CREEP = 0.001
 # Seconds between two changes of the limit.  Must exceed FOLLOW_S, or the effect measured is that of
 # the previous limit.  At half or double the score in waves falls by 0.04 to 0.05.

@@ -378,6 +378,9 @@ def test_where_the_flusher_queues_at_the_disk_r_shows_itself_without_a_limit() -
     # In a row.
     broken = feed(filling, [R], QUICK, holds=LOOSE, held_back=False)
     assert flushed(broken, [R], SLOW).drain_rate is None
+    # A pause drains the cache, and what a flood before it wrote is not the disk's rate now.
+    paused = feed(filling, [0.0], QUICK, holds=LOOSE, held_back=False, flooded=False)
+    assert flushed(paused, [R], SLOW).drain_rate is None
     # A known one follows a cache that is seen to be full.
     slower = flushed(KNOWN, seconds(SHOWN_S + 1.0, R / 2), SLOW)
     assert slower.drain_rate == pytest.approx(R / 2)

@@ -46,9 +46,9 @@ _EXIT_WAIT_S = 6.0
 class Actuator:
     """Holds the two pairs of global limits, in bytes form, and other levers in `levers`.
 
-    After `start()`, `restore()` sets `originals`.  `dry_run` (observe mode) may be set at any time,
-    followed by `restore()`: `apply` then only returns what it would write, after restoring values
-    of ours that are left.  Not thread-safe.
+    After `start()`, `restore()` writes back `originals`.  `dry_run` (observe mode) may be set at
+    any time, followed by `restore()`: `apply` then only returns what it would write, after
+    restoring values of ours that are left.  Not thread-safe.
     """
 
     originals: VmLimits

@@ -246,7 +246,7 @@ class _Chooser:
             write_atomically(path, f"{name}\n".encode())
         except OSError as error:
             log.warning(
-                "%s: %s: if its services are down at a restart, another policy than %s is used",
+                "%s: %s: a restart while the services of %s are down will use another policy",
                 path, error.strerror, name,
             )  # fmt: skip
 

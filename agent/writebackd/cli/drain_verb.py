@@ -294,7 +294,7 @@ class _Course:
         try:
             answer = self._order("hold")
         except CommandError as error:
-            self._unheld = [f"limits are not held: {error}"]
+            self._unheld = [f"limits may not be held: {error}"]
             return
         self._held = answer["lowered"]
         self._unheld = answer["lines"] if answer["devices"] else ["limits were released"]

@@ -31,8 +31,8 @@ DESTAGE_LEAST = 0.02
 # Seconds of rest after each pass.  bcache's default is 30, during which it destages nothing: 39 MB
 # written at the start of a rest stayed in the cache at any rate (6.1).
 DESTAGE_DELAY_S = 1
-# Percent of the cache.  Above it bcache ignores the rate and destages as fast as the disk can; its
-# default is 10.  40 is the largest value it accepts; from 40 on writes bypass the cache.
+# Percent of the cache.  Above it bcache raises the rate up to what the disk takes; its default is
+# 10.  40 is the largest value it accepts; from 40 on writes bypass the cache.
 DESTAGE_PERCENT = 40
 
 

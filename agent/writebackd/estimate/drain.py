@@ -91,9 +91,10 @@ def measure_writes(
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an array with two
     logical volumes drains for both.  A flood is background writing above FLOOD_RATE with more to
-    come: pages wait (dirty and under writeback, at least a quarter of the background limit), or
-    writers slept `throttled_s` for the limit, all together; `most_held_s` is the longest sleep of
-    one.  A small limit is often found empty by a look once a second, so the sleep tells it better.
+    come: pages wait (dirty and under writeback, at least a quarter of the background limit), the
+    flusher has QUEUED_BYTES in flight at each disk, or writers slept `throttled_s` for the limit,
+    all together; `most_held_s` is the longest sleep of one.  A small limit is often found empty by
+    a look once a second, so the sleep tells it better.
     """
     rate = group_bytes / dt_s
     background, deep = rate, False
@@ -155,8 +156,8 @@ def update_drain(
     sync = sample.sync
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
     if not writes.flooded or sync is None:
-        if d.slow_share or d.full_s:
-            d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
+        if d.slow_share or d.full_s or d.queue:
+            d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, queue=())
         return replace(memory, drain=d)
     if r is None:
         r = pace  # of the run before, which knew R

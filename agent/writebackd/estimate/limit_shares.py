@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which part of the global limit holds for a flood: of small cgroups, or beside other devices.
+"""The part of the global limit that applies to a flood: next to other devices, in small cgroups.
 
 The kernel turns a limit in bytes into a share of the host's dirtyable memory, in steps of
 1 / page size (1/4096), rounded up.  A cgroup with a memory limit may dirty that share of its own
@@ -74,8 +74,8 @@ def shared_limit(memory: Memory, sample: Sample) -> int:
 def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
     """Whether the device's part of the limit in force is the law's own.
 
-    It is another one on the way there, in waves, under a pin or a pace, in a trial, and where
-    somebody else needs less.
+    It is not while the limit is on its way, in waves, under a pin or a pace, in a trial, and if
+    another device needs less.
     """
     own = memory.law.limit_bytes
     if not own:

@@ -70,7 +70,8 @@ def demand_of(
 def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
     """How long demand outlives its last sync, if it recently returned after gaps of `gap_s`.
 
-    Twice that gap, but at most the policy's `hold_s`; during a lasting flood always `hold_s`.
+    Twice that gap, at least RELEASE_S and at most the policy's `hold_s`; during a lasting flood
+    always `hold_s`.
     """
     return hold_s if lasting else min(hold_s, max(RELEASE_S, 2 * gap_s))
 
@@ -99,7 +100,7 @@ def update_baseline(
 def _others_rate(writes: Writes, sample: DeviceSample, dt_s: float) -> float:
     """Bytes per second not written by syncs themselves: writeback and direct IO.
 
-    Only writeback if syncs or the classes of writes are not visible.
+    Only writeback if syncs are not visible; all writes if the classes of writes are not.
     """
     background = writes.background_rate
     if background >= FLOOD_RATE or sample.sync is None or writes.rate <= 0:

@@ -152,8 +152,8 @@ class VmState:
     writeback_bytes: int  # now under writeback
     threshold_bytes: int  # the limit in force
     background_threshold_bytes: int
-    # Free memory plus page cache, less the kernel's reserve of some percent: a ratio is a share of
-    # this; None: unknown.
+    # Free memory plus page cache; None: unknown.  A ratio is a share of this less the kernel's
+    # reserve of some percent, which no counter shows.
     dirtyable_bytes: Optional[int] = None
 
 
