@@ -17,6 +17,7 @@ from typing import List, Optional, Sequence
 
 from tests.sim import drawn
 from tests.sim.plant import FOREVER, MB, DiskState, Loop, Plant
+from tests.sim.scenarios import Scenario
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
@@ -93,8 +94,8 @@ class Known:
         return self.rate is not None and abs(self.rate - 1.0) <= RATE
 
 
-def after_flood(seed: int, policy: Policy, case: Case) -> Known:
-    host = drawn.host(seed)
+def after_flood(host: Scenario, seed: int, policy: Policy, case: Case) -> Known:
+    """What is known of a host's first disk after its first flood, which ends in this case's way."""
     disk = host.disks[0]
     # Anywhere between two ticks.
     start_s = drawn.FLOOD_S + random.Random(f"flood {seed}").random()
@@ -127,7 +128,7 @@ def table(chosen: Sequence[int], policy: Policy, verbose: bool = False) -> str:
              f"{'':22}{f'full {SHOWN_S:g} s':>10}{'R known':>9}{'right':>7}{'below':>7}{'above':>7}"
              f"{'cache known':>13}{'right':>7}"]
     for case in CASES:
-        found = [after_flood(seed, policy, case) for seed in hosts]
+        found = [after_flood(drawn.host(seed), seed, policy, case) for seed in hosts]
         if verbose:
             lines += [_line(seed, known, case) for seed, known in zip(hosts, found)]
         rates = [known.rate for known in found if known.rate is not None]

@@ -9,9 +9,10 @@ from typing import Dict, Optional, Sequence
 
 import pytest
 
-from tests.sim import drawn
+from tests.sim import drawn, one_flood
+from tests.sim.one_flood import Case
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
+from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID, Scenario
 from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Memory
@@ -37,6 +38,21 @@ def test_a_flood_of_three_times_the_cache_shows_its_size_and_r(name: str, disk: 
         assert end.rate is not None
         sizes.append((end.cache or 0.0) / disk.cache)
         rates.append(end.rate / disk.drain)
+    print(f"\n{name}: size / capacity {[round(each, 2) for each in sizes]},"
+          f" R / media {[round(each, 2) for each in rates]}")  # fmt: skip
+    assert statistics.median(sizes) == pytest.approx(1.0, abs=SIZE)
+    assert all(each == pytest.approx(1.0, abs=RATE) for each in rates)
+
+
+@pytest.mark.parametrize("name, disk", [("array", RAID), ("slow array", SLOW_RAID)])
+def test_observing_such_a_flood_shows_them_though_it_throttles_nobody(
+    name: str, disk: Disk
+) -> None:
+    """It ends then, and is below the background limit: its pages are written once they expire."""
+    host = Scenario(name, (disk,), (Flood(),), (SyncLoad(),))
+    found = [one_flood.after_flood(host, seed, POLICY, Case(Mode.OBSERVE, TIMES))
+             for seed in range(10)]  # fmt: skip
+    sizes, rates = [each.size or 0.0 for each in found], [each.rate or 0.0 for each in found]
     print(f"\n{name}: size / capacity {[round(each, 2) for each in sizes]},"
           f" R / media {[round(each, 2) for each in rates]}")  # fmt: skip
     assert statistics.median(sizes) == pytest.approx(1.0, abs=SIZE)

@@ -375,6 +375,10 @@ def test_where_the_flusher_queues_at_the_disk_r_shows_itself_without_a_limit() -
     filling = flushed(NEW, [3 * R] + seconds(SHOWN_S - 1.0, R), QUICK)
     assert flushed(filling, [R], QUICK).drain_rate is None
     assert flushed(filling, [R], SLOW).drain_rate == pytest.approx(R, rel=0.05)
+    # What the link took while the cache filled is not the disk's rate.
+    link = flushed(NEW, [3 * R] * 4 + [R], QUICK)
+    assert flushed(link, [R], SLOW).drain_rate is None
+    assert flushed(link, [R, R, R], SLOW).drain_rate == pytest.approx(R, rel=0.05)
     # In a row.
     broken = feed(filling, [R], QUICK, holds=LOOSE, held_back=False)
     assert flushed(broken, [R], SLOW).drain_rate is None

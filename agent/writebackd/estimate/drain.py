@@ -43,7 +43,7 @@ from writebackd.tuning import (
     UNLOADED_S,
 )
 from writebackd.types.copying import replace
-from writebackd.types.device_memory import DeviceMemory, Drain
+from writebackd.types.device_memory import DeviceMemory, Drain, median_rate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
 
@@ -183,7 +183,8 @@ def update_drain(
     queue = (*d.queue, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
     if own or r is not None or not writes.queued:
         queue = ()
-    if full and len(queue) == _shown_ticks(dt_s):
+    # Not while the cache filled in a part of it: that was the link's rate.
+    if full and len(queue) == _shown_ticks(dt_s) and rate >= FELL * median_rate(queue):
         ticks = queue
     memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(

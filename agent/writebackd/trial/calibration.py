@@ -250,21 +250,23 @@ class Calibration:
                 self._enter(Phase.DONE)
         elif self.phase is Phase.LADDER and self._refills:
             is_full = self._is_full and past_s >= SETTLE_S
-            if is_full or min(REFILL_S - past_s, self._left_s()) <= 0.0:
+            spare_s = self._left_s() - SETTLE_S - LEAST_JUDGED_S
+            if is_full or min(REFILL_S - past_s, spare_s) <= 0.0:
                 self._refills = False
                 self._enter(Phase.LADDER)
         elif self.phase is Phase.LADDER and self._is_judged():
             if self._rung.seconds:  # or the budget ended before
                 self.rungs.append(self._rung)
             limit = self._next_limit(sample)
-            if limit is None or self._left_s() < SETTLE_S + LEAST_JUDGED_S:
+            drained = not self._is_full or self._rung.flood_rate < (1.0 - STEADY) * self._r
+            refills = limit is not None and limit > self._rung.limit_bytes and drained
+            least_s = SETTLE_S + LEAST_JUDGED_S + (SETTLE_S if refills else 0.0)
+            if limit is None or self._left_s() < least_s:
                 self._enter(Phase.DONE)
                 self._end = self._bound(sample) if limit is not None else ""
             else:
                 self._enter(Phase.LADDER)
-                drained = not self._is_full or self._rung.flood_rate < (1.0 - STEADY) * self._r
-                self._refills = limit > self._rung.limit_bytes and drained
-                self._rung = Rung(limit)
+                self._refills, self._rung = refills, Rung(limit)
 
     def _enter(self, phase: Phase) -> None:
         self.phase, self._phase_s = phase, self._now_s

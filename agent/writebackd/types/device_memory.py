@@ -33,16 +33,21 @@ class Drain:
     @property
     def full_rate(self) -> float:
         """Median over the last seconds of a full cache; 0 without any."""
-        ordered = sorted([rate for rate, _ in self.full_ticks])
-        half = len(ordered) // 2
-        if not ordered:
-            return 0.0
-        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        return median_rate(self.full_ticks)
 
     @property
     def price_s(self) -> float:
         """Seconds of R that a sync costs."""
         return self.lost_s / max(self.syncs, 1.0)
+
+
+def median_rate(ticks: Tuple[Tuple[float, float], ...]) -> float:
+    """Of ticks as Drain.full_ticks has them, bytes per second; 0 without any."""
+    ordered = sorted([rate for rate, _ in ticks])
+    half = len(ordered) // 2
+    if not ordered:
+        return 0.0
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(frozen=True)
