@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
@@ -376,9 +376,10 @@ def test_where_the_flusher_queues_at_the_disk_r_shows_itself_without_a_limit() -
     assert flushed(filling, [R], QUICK).drain_rate is None
     assert flushed(filling, [R], SLOW).drain_rate == pytest.approx(R, rel=0.05)
     # What the link took while the cache filled is not the disk's rate.
-    link = flushed(NEW, [3 * R] * 4 + [R], QUICK)
-    assert flushed(link, [R], SLOW).drain_rate is None
-    assert flushed(link, [R, R, R], SLOW).drain_rate == pytest.approx(R, rel=0.05)
+    wide: Dict[str, Any] = {"holds": 3 * LOOSE, "held_back": False, "queued": True}
+    link = feed(NEW, [3 * R] * 4 + [R], QUICK, **wide)
+    assert feed(link, [R], SLOW, **wide).drain_rate is None
+    assert feed(link, [R, R, R], SLOW, **wide).drain_rate == pytest.approx(R, rel=0.05)
     # In a row.
     broken = feed(filling, [R], QUICK, holds=LOOSE, held_back=False)
     assert flushed(broken, [R], SLOW).drain_rate is None
