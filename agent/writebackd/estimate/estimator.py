@@ -183,6 +183,12 @@ def _estimate_device(
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
+    _, commits_s, commit_p50_s, commit_p99_s = (
+        _NO_SYNCS if sync is None else sync.commit_latency.told()
+    )
+    write_share = None
+    if sync is not None and sync.commits is not None and commits_s:
+        write_share = min(1.0, sync.throttled_s / commits_s)
     drain_rate = memory.drain_rate
     if pressing and not demand and now_s - began >= CACHE_S:
         drain_rate = max(drain_rate or 0.0, smooth_rate)
@@ -221,6 +227,10 @@ def _estimate_device(
             slow_share=memory.drain.slow_share if flooded and sync is not None else None,
             inflight=seen.inflight,
             lasting=lasting,
+            commit_p50_s=commit_p50_s,
+            commit_p99_s=commit_p99_s,
+            commit_write_share=write_share,
+            oldest_commit_s=sync.oldest_commit_s if sync is not None else 0.0,
             fill_source=fill.source if fill is not None else None,
         ),
         memory,

@@ -52,6 +52,9 @@ class SyncSample:
 
     `inflight` and `oldest_s` are of calls that have not returned yet: judging by completions
     alone, a blocked fsync would look like an idle device.
+
+    A commit is a sync and what its caller slept in balance_dirty_pages() since the sync before: its
+    own thread, and threads of its process that never sync themselves.
     """
 
     fsyncs: int = 0  # whole-file syncs: fsync, O_SYNC
@@ -60,10 +63,23 @@ class SyncSample:
     inflight: int = 0
     oldest_s: float = 0.0
     syncfs_latency: Histogram = Histogram()  # its count is the histogram's total
+    commits: Optional[Histogram] = None  # None: the sleep is not visible on this kernel
+    throttled_s: float = 0.0  # the sleep in `commits`, together
+    throttled_now_s: float = 0.0  # the longest sleep that no sync has followed yet
 
     @property
     def count(self) -> int:
         return self.fsyncs + self.fdatasyncs
+
+    @property
+    def commit_latency(self) -> Histogram:
+        """Commits, or the syncs alone where the sleep is not visible."""
+        return self.latency if self.commits is None else self.commits
+
+    @property
+    def oldest_commit_s(self) -> float:
+        """The longest wait of a commit that has not ended."""
+        return max(self.oldest_s, self.throttled_now_s)
 
     def __add__(self, other: "SyncSample") -> "SyncSample":
         return SyncSample(
@@ -73,6 +89,12 @@ class SyncSample:
             inflight=self.inflight + other.inflight,
             oldest_s=max(self.oldest_s, other.oldest_s),
             syncfs_latency=self.syncfs_latency + other.syncfs_latency,
+            commits=(
+                None if self.commits is None and other.commits is None
+                else self.commit_latency + other.commit_latency
+            ),
+            throttled_s=self.throttled_s + other.throttled_s,
+            throttled_now_s=max(self.throttled_now_s, other.throttled_now_s),
         )
 
 
