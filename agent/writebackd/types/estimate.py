@@ -37,8 +37,8 @@ class Estimate:
     slow_share: Optional[float]  # share of sync time in slow syncs: high if the cache is full
     inflight: int
     lasting: bool = True  # flooded for longer than a burst
-    # Commits: a sync and what its caller slept in write() for the limit before it.  Where that sleep
-    # is not visible these are the syncs' own, and the share is None.
+    # Commits: a sync and what its caller slept in write() before it.  Where that sleep is not
+    # visible these are the times of the syncs alone, and the share is None.
     commit_p50_s: Optional[float] = None
     commit_p99_s: Optional[float] = None
     commit_write_share: Optional[float] = None  # share of the commits' time slept in write()
