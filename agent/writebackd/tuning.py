@@ -109,14 +109,14 @@ EVERY_S = 2.0
 # Factors: the largest single decrease and increase of the limit.  Large cuts are risky: low
 # throughput may also mean a slower disk.  With a cut to 0.2 the score is lower by 0.065.
 CUT, RISE = 0.6, 1.4
-# Factors used while R is unknown: the limit is multiplied by SEEK as long as each step raises the
+# Factors used while R is unknown: the limit is multiplied by SEEK if the step before raised the
 # rate by at least PAYS.
-SEEK, PAYS = 3.0, 1.12
-# Seconds of R.  SEEK_MOST_S is the largest limit while R is unknown, FIRST_S the limit just after R
-# was found, MOST_S the largest limit from then on.  The largest knee seen was 0.06 s (a virtio
-# disk); above the knee syncs wait longer and throughput does not rise.  From FIRST_S the limit
-# reaches any knee between 0.007 and 0.1 s within 8 s; half or double of it costs 0.01.
-SEEK_MOST_S, FIRST_S, MOST_S = 0.25, 0.03, 0.1
+SEEK, PAYS = 2.0, 1.12
+# Seconds.  The largest limit while R is unknown, in terms of the rate that it lets in.  The largest
+# knee seen was 0.06 s (a virtio disk).
+MOST_S = 0.1
+# Factors on `allowed-delay`, by the policy's `prefer`.
+PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
 # Additional share of R that syncs may cost while fsync misses the objective; seconds over which it
 # grows to that and is tried; seconds until the next try if it did not help.
 EXTRA, TRY_S, TRY_AGAIN_S = 0.1, 20.0, 600.0
@@ -135,9 +135,14 @@ WAVE, WAVE_LONGER = 0.7, 1.25
 
 # ---- who syncs ----
 
-# Seconds.  Sync demand is the fsync rate over this time: every host syncs a little (journald,
-# chrony), and a few syncs are not demand.
+# Seconds.  The commit rate is averaged over this time.
 DEMAND_WINDOW_S = 10.0
+# Ticks with syncs, and the most seconds between two of them, that make a program that commits
+# regularly: one that commits every 10 s is protected from its third commit on.  A lone sync(1), or
+# a service that syncs every few minutes, never is.
+REGULAR, REGULAR_GAP_S = 3, 12.0
+# Syncs within DEMAND_WINDOW_S that are demand at once: no service syncs as much by itself.
+BUSY_SYNCS = 50
 # Seconds.  How long demand outlives the last sync if there is no flood, and a flood is remembered
 # if there is no demand.  A limit kept for longer throttles every writer of the host for syncs that
 # may never come.
@@ -177,10 +182,10 @@ HEADROOM = 1.005
 # long, because the flood refills most of what drains: on a 260 MB/s array the steps at 130, 54, 25
 # and 4 MB took 1.5 s.
 AT_ONCE_BYTES, AT_ONCE_S, AT_ONCE_MOST_BYTES = 4 << 20, 0.5, 128 << 20
-# Shares.  The background limit is left alone while it is at least BACKGROUND_LEAST of its target
-# and at most BACKGROUND_MOST of the limit.  At or above the limit the kernel would use half of the
-# limit instead.
-BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
+# Share of the limit.  The background limit is never above it.  The kernel slows writers down
+# between the mean of both and the limit; at 0.8 to 0.95 of 5 MB one chunk of a flood jumped over
+# that band, and every writer slept for up to 0.8 s at once.
+BACKGROUND_MOST = 0.5
 # Divisors of the lowest limit.  The minimum shares (min_bytes) of all device limits together are at
 # most 1 / MINIMA_SHARE of it: the kernel refuses a sum of 100 % (EINVAL).  That of a device with a
 # ceiling of its own is at most 1 / OWN_SHARE, since the device may be idle for long.

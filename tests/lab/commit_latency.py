@@ -43,6 +43,7 @@ FILE_MB = 256
 FLOOD_MB = 2048
 IDLE_S = 4.0
 GAP_S = 8.0
+LEAD_S = 5.0  # of commits before the flood
 KNEE_S = 16e-3
 PERIODIC_S = 0.0
 
@@ -117,11 +118,13 @@ def _p99(ordered: Sequence[float]) -> float:
 class Bench:
     """A rig with a file to commit to and one to flood."""
 
-    def __init__(self, rig: Rig, threads: int, gap_s: float, block: str, flooders: int) -> None:
+    def __init__(self, rig: Rig, threads: int, gap_s: float, block: str, flooders: int,
+                 waves: Sequence[str] = ()) -> None:
         self.rig, self.threads, self.gap_s = rig, threads, gap_s
-        self.block, self.flooders = block, flooders
+        self.block, self.flooders, self.waves = block, flooders, waves
         self.data = rig.mountpoint / "data"
         self.flood = rig.mountpoint / "flood"
+        rig.control.set("rate", "4G")  # while the files are made
         with open(self.data, "wb") as file:
             for _ in range(FILE_MB):
                 file.write(os.urandom(1 << 20))
@@ -131,6 +134,7 @@ class Bench:
             subprocess.run(["dd", "if=/dev/zero", f"of={self.flood}{n}", "bs=1M", "oflag=direct",
                             f"count={FLOOD_MB}"], check=True, stderr=subprocess.DEVNULL)
         self.settle()
+        rig.control.set("rate", rig.disk.rate)
 
     def settle(self, limit_s: float = 120.0) -> None:
         """Until memory and the write cache are clean."""
@@ -140,7 +144,7 @@ class Bench:
             time.sleep(0.2)
 
     def window(self, seconds: float, flooded: bool, skip_s: float = 0.0) -> Window:
-        start = time.monotonic() + 0.2
+        start = time.monotonic() + (LEAD_S if flooded else 0.2)
         end = start + skip_s + seconds
         outs = [self.rig.directory / f"times{n}" for n in range(self.threads)]
         here = Path(__file__).resolve().parents[2]
@@ -148,14 +152,16 @@ class Bench:
             [sys.executable, "-m", "tests.lab.commit_latency", "--commit", str(self.data),
              str(end), str(self.gap_s), str(out)], cwd=str(here)) for out in outs]
         time.sleep(max(0.0, start - time.monotonic()))
-        loops = []
+        loops: List[subprocess.Popen[bytes]] = []
         fill = self.rig.control.fill()
         if flooded:
             count = FLOOD_MB if self.block == "1M" else FLOOD_MB * 16
             for n in range(self.flooders):
-                loops.append(self.rig.spawn(
-                    ["sh", "-c", f"while :; do dd if=/dev/zero of={self.flood}{n} bs={self.block}"
-                     f" count={count} conv=notrunc 2>/dev/null; done"]))
+                dd = (f"dd if=/dev/zero of={self.flood}{n} bs={self.block} count={count}"
+                      " conv=notrunc 2>/dev/null")
+                if self.waves:
+                    dd = f"timeout {self.waves[0]} sh -c 'while :; do {dd}; done'; sleep {self.waves[1]}"
+                loops.append(self.rig.spawn(["sh", "-c", f"while :; do {dd}; done"]))
         time.sleep(max(0.0, start + skip_s - time.monotonic()))
         before, begun = host.device_written(self.rig.device), time.monotonic()
         if skip_s:
@@ -233,7 +239,8 @@ def run(name: str, contender: str, bench: Bench,
                 window = bench.window(options.seconds, True, skip_s=options.skip)
                 found[turn] = window.figures(idle)
                 if agent is not None:
-                    device = agent.status()["devices"][0]
+                    device = next(each for each in agent.status()["devices"]
+                                  if each["name"] == rig.device)
                     found[turn]["R"] = (device["drain_rate"] or 0.0) / disk.rate_bytes
                     found[turn]["limit_MB"] = (device["target_bytes"] or 0) / 1e6
                     if options.keep:
@@ -277,6 +284,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--gap", type=float, default=0.0, help="seconds between two commits")
     parser.add_argument("--bs", choices=("64K", "1M"), default="1M")
     parser.add_argument("--flooders", type=int, default=1)
+    parser.add_argument("--waves", help="ON,OFF: seconds of flood and of pause")
     parser.add_argument("--json", type=Path, help="append each run to this file")
     parser.add_argument("--keep", help="directory for each run's commits and log")
     options = parser.parse_args(arguments)
@@ -285,7 +293,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     fs, threads = options.fs or fs, options.threads or threads
     try:
       with Rig("commit-latency", fs, replace(disk, size="16G")) as rig:
-        bench = Bench(rig, threads, options.gap, options.bs, options.flooders)
+        bench = Bench(rig, threads, options.gap, options.bs, options.flooders,
+                      options.waves.split(",") if options.waves else ())
         for turn in range(options.repeats):
             order = options.contender[turn % len(options.contender):] + \
                 options.contender[:turn % len(options.contender)]

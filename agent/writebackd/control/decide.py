@@ -122,6 +122,8 @@ def decide(
     # With a reserve in the goal, a tenth of it may be as much as the whole need of a device.
     if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
+        if memory.lift is None or memory.lift.limit_bytes is None:
+            wanted = goal
     # The limit held after a restart already includes the bytes stuck before it.
     stuck = 0 if held else room_for_stuck(policy, memory, sample.vm, goal)
     if stuck:
@@ -151,9 +153,7 @@ def decide(
     if memory.pin_bytes is not None:
         background = limit // 2
     else:
-        background = next_background(
-            limit, wanted, policy.limits.background, memory.background_bytes
-        )
+        background = next_background(limit, wanted, policy.limits.background)
     background = max(sample.host.page_size, background)
     raised = limit > sample.vm.threshold_bytes
     memory = replace(

@@ -13,8 +13,6 @@ from writebackd.control.law import (
     between,
     follow,
     follow_pace,
-    found,
-    is_due,
     may_spend,
 )
 from writebackd.estimate.drain import is_shown, shown
@@ -22,7 +20,7 @@ from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
-from writebackd.tuning import BURST_S, RELEASE_S, SEEK, SPEND, WAVE_S
+from writebackd.tuning import BURST_S, PREFER, RELEASE_S, SPEND, WAVE_S
 from writebackd.types.copying import replace
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory
@@ -90,18 +88,22 @@ def decide_device(
         return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
     # The law of each device sees the device's part of the shared limit.
     share = estimate.limit_share
+    prefer = policy.objective.prefer
     bounds = Bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
         objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
         drain_time_s=own.drain_time_s,
-        spend=SPEND[policy.objective.prefer],
+        delay_s=PREFER[prefer] * own.allowed_delay_s,
+        # Its part of the device's `rest`, but no less than the smaller of that and the general one.
+        rest_bytes=max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes)),
+        spend=SPEND[prefer],
         keep=policy.objective.keep_throughput,
         pace_share=policy.levers.pace_share,
     )
     law, pace_by = memory.law, 1.0
     if law.limit_bytes is None:
-        law = replace(law, limit_bytes=_first(policy, own, bounds, estimate, share))
+        law = replace(law, limit_bytes=_first(bounds, estimate))
     if not estimate.flooded:
         law, rule = between(law, dt_s), Rule.REST
     elif pace is not None and estimate.drain_rate is not None:
@@ -115,11 +117,8 @@ def decide_device(
         )  # fmt: skip
         if observing and rule is Rule.COMING:
             rule = Rule.OBSERVING
-        if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
-            # The last step of the search hardly raised the rate: the limit before it was enough.
-            memory = shown(memory, (law.limit_bytes or 0.0) / SEEK)
-            if memory.drain_rate is not None:
-                law, rule = found(law, memory.drain_rate, bounds, now_s)
+        if estimate.drain_rate is None and is_shown(memory.drain, dt_s):
+            memory = shown(memory, law.limit_bytes or 0.0)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
     basis = Basis(
         objective_s=bounds.objective_s,
@@ -132,7 +131,7 @@ def decide_device(
         reasons.law(rule, target, estimate, basis) if pace is None
         else reasons.cost(estimate.drain_rate, basis)
     )
-    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
+    last_s, gap_s, _, _ = memory.last_demand or (now_s, 0.0, 0, True)
     over_s = now_s - last_s
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
@@ -147,15 +146,12 @@ def decide_device(
     return want, replace(memory, law=law)
 
 
-def _first(
-    policy: Policy, own: DevicePolicy, bounds: Bounds, estimate: Estimate, share: float
-) -> float:
-    """The first limit, bytes: R x allowed-delay, or `rest` while R is unknown."""
+def _first(bounds: Bounds, estimate: Estimate) -> float:
+    """The first limit, bytes: what drains in the allowed delay, or `rest` while R is unknown."""
     if estimate.drain_rate is not None:
-        first = estimate.drain_rate * own.allowed_delay_s
+        first = estimate.drain_rate * bounds.delay_s
     else:
-        # Its part of the device's `rest`, but no less than the smaller of that and the general one.
-        first = max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes))
+        first = bounds.rest_bytes
     return min(max(first, float(bounds.floor)), float(bounds.ceiling))
 
 

@@ -1,29 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The law: which limit a flooded device gets beside its syncs.
+"""The law: which limit a flooded device gets beside its commits.
 
-What a host gets is worth syncs x (rate / R)^e, R being what the flood gets alone.  Where each sync
-takes a part of the media's time, its price, that is most when syncs cost 1 / (1 + e) of R, whatever
-the disk, cache or load.  Its last part buys few, so the law spends a seventh where the policy
-prefers neither (e = 4): it measures the price, and steers to that share.  By hand, each tick:
+R is what the device writes of a flood for as long as it lasts.  A limit that drains in less than
+about 8 ms takes throughput from the flood; a larger one only makes commits wait for what is queued
+ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
-1. Is the cache full?  Where slow syncs take more than a fifth of the time of all.
-2. R is the median rate of three seconds under a full cache.  It falls once the rate stays below it
-   under a limit that let it in before, and rises when room lasts at far more than R.
-3. A sync's price is what was lost of R while the cache was full, for each sync, over half a minute.
-   syncs/s x price is what is spent.
-4. R not known: three times the limit while that brings an eighth more, else wait until a full cache
-   shows R.  Then at once to what drains in 30 ms, where the search went beyond that.
-5. Full, or more spent than the share: the limit follows spent / share.  It is not cut below what
-   lets in the rest of R, and goes up when the flood has less than that.
-6. Else there is room: the limit that lets in 0.95 of R, less what is spent; and more and more, the
-   longer nothing is full, which finds faster disks.
-7. p99 above the objective: a tenth of R more may be spent, for 20 s to begin with.  If that did not
-   meet it, it is not tried again for ten minutes.
-8. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
-9. A flood held by io.max (control/pacing/pace.py) has a pace by 5 to 7, and at least `pace-share`.
+1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
+2. R unknown: from `rest` on, twice the limit every two seconds, as long as the last step raised the
+   flood's rate by an eighth, writers are held back, and no commit is slow.
+3. The first tick with a full cache ends that: down in one step to what drains in `allowed-delay` at
+   the rate of that tick, but not below `rest`.  Three seconds of a full cache then show R.
+4. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
+5. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
 
-Limit and pace change every two seconds at most, upwards only while they hold writers back.  Once R
-is known, outside of waves, no limit goes beyond a tenth of a second of it.
+The background limit is half of the limit and never more, so that one chunk of a flood does not jump
+over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
+waits for the media: where slow syncs take more than a fifth of the time of all (estimate/drain.py).
+Nothing is judged while the limit in force is not the law's own.
 """
 
 from __future__ import annotations
@@ -36,13 +29,11 @@ from writebackd.tuning import (
     CUT,
     EVERY_S,
     EXTRA,
-    FIRST_S,
     MOST_S,
     PAUSE_LEAST,
     PAYS,
     RISE,
     SEEK,
-    SEEK_MOST_S,
     TRY_AGAIN_S,
     TRY_S,
     WAVE,
@@ -61,10 +52,12 @@ class Bounds:
 
     floor: int  # bytes
     ceiling: int
-    objective_s: float  # p99 of an fsync
+    objective_s: float  # p99 of a commit
     drain_time_s: float  # memory takes no more than what drains in that
-    spend: float  # share of R that syncs may cost
-    keep: float  # share of R that the flood gets while there is room
+    delay_s: float  # the limit is what drains in that
+    rest_bytes: float  # the limit to begin with while R is unknown
+    spend: float  # share of R that syncs may cost under a pace
+    keep: float  # share of R that a paced flood gets while there is room
     pace_share: float = 0.0  # of R, the least that a flood held by io.max gets
 
 
@@ -79,14 +72,6 @@ def in_waves(law: LawMemory) -> bool:
     pause = max(law.pause_s, law.quiet_s)
     return (law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
             and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
-
-
-def found(law: LawMemory, r: float, bounds: Bounds, now_s: float) -> Tuple[LawMemory, Rule]:
-    """The search has found R; its limit was for bytes that the cache took, and may be too large."""
-    first = max(FIRST_S * r, float(bounds.floor))
-    if (law.limit_bytes or 0.0) <= first:
-        return law, Rule.MEASURE
-    return replace(law, limit_bytes=first, written_s=now_s), Rule.FOUND
 
 
 def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
@@ -115,22 +100,48 @@ def follow(
 ) -> Tuple[LawMemory, Rule]:
     """A tick of a flood, and the branch that decided."""
     law = _goes_on(law, dt_s)
-    if in_waves(law) and asked(law, e.drain_rate, bounds) > (law.limit_bytes or 0.0):
-        return law, Rule.WAVES
-    if not in_force:
-        return law, Rule.COMING
-    if e.drain_rate is None:
-        now, rule = _seek(law, d, bounds)
-    else:
-        law = replace(law, extra=_extra(law.extra, e, bounds, dt_s))
-        now, rule = _steer(law, d, e.drain_rate, bounds)
     limit = law.limit_bytes or float(bounds.floor)
-    if now > limit and not e.held_back:
-        now, rule = limit, Rule.LOOSE
-    if now != limit and is_due(law, now_s):
-        law = replace(law, limit_bytes=now, written_s=now_s,
-                      sought_rate=max(law.sought_rate, d.rate))
-    return law, rule
+    if e.drain_rate is not None:
+        knee = _within(e.drain_rate * bounds.delay_s, bounds)
+        if knee != limit:
+            law = replace(law, limit_bytes=knee, written_s=now_s)
+        if in_waves(law) and asked(law, e.drain_rate, bounds) > knee:
+            return law, Rule.WAVES
+        if not in_force:
+            return law, Rule.COMING
+        return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
+    if d.full_s > 0:
+        first = max(e.background_rate * bounds.delay_s, bounds.rest_bytes)
+        if first < limit:
+            law = replace(law, limit_bytes=_within(first, bounds), written_s=now_s)
+        return law, Rule.MEASURE
+    if not in_force:
+        return replace(law, tried=(0.0, 0.0)), Rule.COMING
+    return _seek(law, e, bounds, now_s, dt_s)
+
+
+def _within(limit: float, bounds: Bounds) -> float:
+    return min(max(limit, float(bounds.floor)), float(bounds.ceiling))
+
+
+def _seek(
+    law: LawMemory, e: Estimate, bounds: Bounds, now_s: float, dt_s: float
+) -> Tuple[LawMemory, Rule]:
+    """R is not known and the cache has room: the limit up while that brings more."""
+    limit = law.limit_bytes or float(bounds.floor)
+    if now_s - law.written_s > EVERY_S / 2:  # the kernel follows the last step by then
+        seconds, written = law.tried
+        law = replace(law, tried=(seconds + dt_s, written + e.background_rate * dt_s))
+    seconds, written = law.tried
+    if not (is_due(law, now_s) and seconds):
+        return law, Rule.MEASURE
+    rate = written / seconds
+    most = max(MOST_S * rate, 2.0 * bounds.floor)
+    law = replace(law, tried=(0.0, 0.0))
+    if rate < PAYS * law.sought_rate or not e.held_back or SEEK * limit > most:
+        return replace(law, written_s=now_s), Rule.MEASURE
+    limit = _within(SEEK * limit, bounds)
+    return replace(law, limit_bytes=limit, written_s=now_s, sought_rate=rate), Rule.SEEK
 
 
 def follow_pace(
@@ -155,32 +166,13 @@ def _goes_on(law: LawMemory, dt_s: float) -> LawMemory:
 
 def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
     """What is spent for the objective; below zero it is not tried, and comes back to zero."""
-    waits_s = max(e.fsync_p99_s or 0.0, e.oldest_fsync_s)
+    waits_s = max(e.commit_p99_s or 0.0, e.oldest_commit_s)
     if extra < 0.0:
         return min(0.0, extra + EXTRA * dt_s / TRY_AGAIN_S)
     if waits_s > bounds.objective_s:
         extra += EXTRA * dt_s / TRY_S
         return extra if extra <= EXTRA else -EXTRA
     return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
-
-
-def _seek(law: LawMemory, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
-    """R is not known: the limit up while that brings more.  A full cache then shows R."""
-    limit = law.limit_bytes or float(bounds.floor)
-    most = min(max(SEEK_MOST_S * d.rate, 2.0 * bounds.floor), float(bounds.ceiling))
-    if d.rate > PAYS * law.sought_rate and limit < most:
-        return min(SEEK * limit, most), Rule.SEEK
-    return limit, Rule.MEASURE
-
-
-def _steer(law: LawMemory, d: Drain, r: float, bounds: Bounds) -> Tuple[float, Rule]:
-    """R is known: the limit after what syncs cost, or after the room there is."""
-    limit = law.limit_bytes or float(bounds.floor)
-    lets_in_all = r * d.limit_bytes / max(d.rate, 1.0) / limit
-    by, rule = factor(d, r, may_spend(law, bounds), bounds.keep, lets_in_all)
-    most = min(max(MOST_S * r, 2.0 * bounds.floor), float(bounds.ceiling))
-    now = min(max(limit * by, float(bounds.floor)), most)
-    return now, Rule.FLOOR if rule is Rule.CUT and now <= bounds.floor else rule
 
 
 def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:

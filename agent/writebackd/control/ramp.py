@@ -16,7 +16,6 @@ from writebackd.tuning import (
     AT_ONCE_BYTES,
     AT_ONCE_MOST_BYTES,
     AT_ONCE_S,
-    BACKGROUND_LEAST,
     BACKGROUND_MOST,
     DEADBAND,
     HEADROOM,
@@ -63,16 +62,13 @@ def slowest(estimates: Iterable[Estimate]) -> float:
     )
 
 
-def next_background(limit: int, goal: int, share: float, last: Optional[int]) -> int:
-    """The background limit, in bytes: `share` of the goal, or the last one if that is close enough.
+def next_background(limit: int, goal: int, share: float) -> int:
+    """The background limit, bytes: `share` of the goal, at most half of the limit.
 
     It is a share of the goal even before the limit has come down to the goal, so that everything
     above the goal is written back in the background.
     """
-    wanted = int(min(limit, goal) * share)
-    if last is not None and BACKGROUND_LEAST * wanted <= last <= BACKGROUND_MOST * min(limit, goal):
-        return last
-    return wanted
+    return int(min(limit, goal) * min(share, BACKGROUND_MOST))
 
 
 def near(goal: int, last: Optional[int]) -> bool:

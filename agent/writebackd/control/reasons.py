@@ -21,7 +21,7 @@ from writebackd.types.estimate import Estimate
 STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.WAVES: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
     Rule.OBSERVING: DeviceState.GUARD, Rule.LOOSE: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
-    Rule.MEASURE: DeviceState.GUARD, Rule.FOUND: DeviceState.SQUEEZE, Rule.CUT: DeviceState.SQUEEZE,
+    Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.CUT: DeviceState.SQUEEZE,
     Rule.SHORT: DeviceState.PROBE, Rule.DEAR: DeviceState.PROBE, Rule.STEADY: DeviceState.GUARD,
     Rule.ROOM: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
 }
@@ -46,8 +46,8 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                 f" {formats.percent(PAYS - 1)}"),
     Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
                    f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
-    Rule.FOUND: ("drain rate measured, and a smaller limit does not reduce it",
-                 "the share of the disk that fsyncs take is measured, and the limit follows it"),
+    Rule.KNEE: ("what drains in the allowed delay",
+                "the limit follows the drain rate"),
     Rule.CUT: ("write cache full, lowering the limit to speed up fsync",
                "the limit falls until the cache has room or fsyncs take their allowed share"),
     Rule.SHORT: ("write cache full, raising the limit since buffered writes get too little",

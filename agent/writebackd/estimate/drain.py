@@ -33,11 +33,11 @@ from writebackd.tuning import (
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
+    MOST_S,
     PAYS,
     PRICE_S,
     QUEUED_BYTES,
     SEEK,
-    SEEK_MOST_S,
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
@@ -251,7 +251,7 @@ def _held_by_media(
     Such a limit holds no flood: it is at least as large as the last one of a search for R.
     """
     r, full_rate = memory.drain_rate, d.full_rate
-    if not is_shown(d, dt_s) or limit_bytes < SEEK_MOST_S * (r or full_rate):
+    if not is_shown(d, dt_s) or limit_bytes < MOST_S * (r or full_rate):
         return replace(memory, drain=d)
     if r is None:
         return shown(replace(memory, drain=d), d.enough_bytes)

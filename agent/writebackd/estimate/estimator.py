@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from writebackd.estimate.drain import measure_writes, update_drain, written_by
 from writebackd.estimate.hung_device import track_hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
-from writebackd.estimate.sync_demand import demand_of, update_baseline
+from writebackd.estimate.sync_demand import demand_of, unwaited_syncs, update_baseline
 from writebackd.estimate.true_fill import TrueFill, true_fills, with_true_fill
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
@@ -66,6 +66,7 @@ def estimate(
     unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
     threshold, held = shared_limit(memory, sample), paces(memory)
     fills = true_fills(sample) if sample.backings else {}
+    unwaited = unwaited_syncs(sample)
     for seen, known, written, rate in rows:
         name = seen.device.name
         share = max(rate / total if total > 0 else 1.0, SHARE_LEAST)
@@ -91,6 +92,7 @@ def estimate(
             int(share * limit),
             held.get(name),
             fills.get(name),
+            unwaited.get(name, 0),
         )
     return estimates, replace(memory, devices=remembered, stuck=track_hung_devices(memory, sample))
 
@@ -150,6 +152,7 @@ def _estimate_device(
     limit: int,
     pace: Optional[float],
     fill: Optional[TrueFill],
+    unwaited: int,
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
@@ -180,6 +183,7 @@ def _estimate_device(
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
         lasting,
+        unwaited,
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()

@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from writebackd.estimate.drain import Writes, small_writes
 from writebackd.tuning import (
+    BUSY_SYNCS,
     CACHE_S,
     DEMAND_WINDOW_S,
     ENOUGH,
     FLOOD_RATE,
     HURRY,
     OWN_BYTES,
+    REGULAR,
+    REGULAR_GAP_S,
     RELEASE_S,
     WEIGHT,
 )
 from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.histogram import Histogram
-from writebackd.types.samples import DeviceSample, SyncSample
+from writebackd.types.samples import DeviceSample, Sample, SyncSample
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
-LastDemand = Optional[Tuple[float, float, bool]]  # DeviceMemory.last_demand
+LastDemand = Optional[Tuple[float, float, int, bool]]  # DeviceMemory.last_demand
+# System services that sync now and then and whose syncs nobody waits for.  By unit: any process can
+# take another's name.
+UNWAITED = frozenset((
+    "systemd-journald.service", "systemd-timesyncd.service", "chrony.service", "chronyd.service",
+))
 
 
 def demand_of(
@@ -34,17 +42,18 @@ def demand_of(
     hold_s: float,
     objective_s: float,
     lasting: bool,
+    unwaited: int = 0,
 ) -> "tuple[Window, LastDemand, Optional[float], bool]":
     """`(recent_syncs, last_demand, syncs per second or None, demand)`.
 
-    Demand is `min_rate` syncs per second over 10 s, or one sync in flight for longer than the
-    objective (a blocked sync does not count as completed).  It outlives its last sync by `held_s`;
-    once it has ended, a flood alone does not renew it.  The gap after which demand returned is
-    remembered: it halves every `hold_s`, and is forgotten if demand stays away for longer.
+    Demand is a program that commits regularly: REGULAR ticks with syncs, none longer than
+    REGULAR_GAP_S after the one before, or BUSY_SYNCS in fewer, and `min_rate` syncs per second over
+    10 s; or one commit that waits for longer than the objective.  `unwaited` syncs are of services
+    that nobody waits for.  Demand outlives its last sync by `held_s`.
     """
     if sync is None:
         return memory.recent_syncs, memory.last_demand, None, False
-    returned = sync.count
+    returned = max(0, sync.count - unwaited)
     window = memory.recent_syncs
     lasted_s, start = dt_s, len(window)
     while start and lasted_s < DEMAND_WINDOW_S:
@@ -52,28 +61,42 @@ def demand_of(
         lasted_s += window[start]
     window = (*window[start:], dt_s, returned)
     count = sum(window[1::2])
-    last_s, gap_s, on = memory.last_demand or (float("-inf"), 0.0, False)
-    # Divide by the whole window even while it fills: five syncs in the first tick are not five per
-    # second.  Only a tick with syncs renews demand: the window still counts a load that has ended.
-    if (returned and count / DEMAND_WINDOW_S >= min_rate) or sync.oldest_s > objective_s:
-        away_s = now_s - last_s
-        gap_s *= 0.5 ** (away_s / hold_s)
-        if RELEASE_S <= away_s <= hold_s:
-            gap_s = max(gap_s, away_s)
+    last_s, gap_s, ticks, on = memory.last_demand or (float("-inf"), 0.0, 0, False)
+    away_s = now_s - last_s
+    if returned:
+        # Two commits a second are no shorter gap than one: a tick sees no less.
+        gap_s = max(away_s, gap_s / 2) if away_s <= REGULAR_GAP_S else 0.0
+        ticks = min(ticks + 1, REGULAR) if away_s <= REGULAR_GAP_S else 1
+        # Divide by the whole window even while it fills: five syncs in the first tick are not five
+        # per second.
+        regular = ticks >= REGULAR or count >= BUSY_SYNCS
+        on = on or (regular and count / DEMAND_WINDOW_S >= min_rate)
+        last_s = now_s
+    elif sync.oldest_commit_s > objective_s:
         last_s, on = now_s, True
-    elif on and now_s - last_s >= held_s(hold_s, lasting, gap_s):
-        window, on = (dt_s, returned), False
-    known = on or now_s - last_s <= hold_s
-    return window, (last_s, gap_s, on) if known else None, returned / dt_s, on
+    elif away_s >= held_s(hold_s, lasting, gap_s):
+        window, ticks, on = (dt_s, returned), 0, False
+    known = on or away_s <= hold_s
+    return window, (last_s, gap_s, ticks, on) if known else None, sync.count / dt_s, on
 
 
 def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
-    """How long demand outlives its last sync, if it recently returned after gaps of `gap_s`.
+    """How long demand outlives its last sync, if commits came every `gap_s`.
 
     Twice that gap, at least RELEASE_S and at most the policy's `hold_s`; during a lasting flood
     always `hold_s`.
     """
     return hold_s if lasting else min(hold_s, max(RELEASE_S, 2 * gap_s))
+
+
+def unwaited_syncs(sample: Sample) -> Dict[str, int]:
+    """Syncs of this tick, by device, of services that write for themselves alone."""
+    found: Dict[str, int] = {}
+    for each in sample.cgroups:
+        if each.syncs and each.device is not None and each.path is not None:
+            if each.path.rpartition("/")[2] in UNWAITED:
+                found[each.device] = found.get(each.device, 0) + each.syncs
+    return found
 
 
 def update_baseline(

@@ -193,14 +193,16 @@ class Objective:
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
         "Share of the drain rate that a flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
-        "Share of the drain rate that syncs may take from a flood: 1/4, 1/7 or 1/10."))
-    min_sync_rate: float = field(metadata=_key(FREQUENCY, "5/s", "0.1/s", "1000000/s", doc=
-        "fsyncs per second from which a device counts as having sync demand."))
+        "Half of `allowed-delay`, all of it, or twice as much; under a pace the share of the drain "
+        "rate that syncs may take from a flood: 1/4, 1/7 or 1/10."))
+    min_sync_rate: float = field(metadata=_key(FREQUENCY, "0.1/s", "0.1/s", "1000000/s", doc=
+        "Commits per second, over 10 s and at regular intervals, from which a device counts as "
+        "having sync demand."))
     demand_hold_s: float = field(metadata=_key(TIME, "60s", "1s", "1h", doc=
         "How long sync demand outlasts its last sync during a flood. Without a flood: 5 s, or "
         "twice the gap after which syncs recently resumed, at most this."))
-    allowed_delay_s: float = field(metadata=_device_key(TIME, "10ms", "1ms", "10s", doc=
-        "First limit in a flood with syncs if only the drain rate is known: what drains in this "
+    allowed_delay_s: float = field(metadata=_device_key(TIME, "16ms", "1ms", "10s", doc=
+        "The limit in a flood beside commits once the drain rate is known: what drains in this "
         "time."))
 
 

@@ -27,7 +27,7 @@ from writebackd.policy.schema import Policy
 from writebackd.report.recommendation import stepped
 from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
 from writebackd.trial.ladder import Rung, beyond_these, next_limit
-from writebackd.tuning import FIRST_S, FLOOD_RATE, GRAIN_BYTES, SHOWN_S
+from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, SHOWN_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
@@ -84,7 +84,7 @@ class Calibration:
     _fill: Tuple[Tuple[float, float], ...] = ()  # (rate, seconds) of the flood until it was full
     _held_bytes: int = 0  # the limit under which it was full
     _full: Tuple[float, ...] = ()  # its rates under the held limit, while full
-    _tau_s: float = FIRST_S  # at most: limit / tau is let in, and the kernel follows slowly
+    _tau_s: float = 0.03  # at most: limit / tau is let in, and the kernel follows slowly
     _r: float = 0.0  # R, once it has settled; fsyncs at full speed take from it
     wait_s: float = 0.0  # between two fsyncs in the ladder
     _is_full: bool = False  # the cache, as fsyncs and the rate tell

@@ -43,7 +43,7 @@ class Rule(Enum):
     LOOSE = "loose"  # the limit throttles no writer
     SEEK = "seek"  # R unknown, a larger limit may raise the rate
     MEASURE = "measure"  # R unknown: it is measured once the cache is full
-    FOUND = "found"  # R just measured, with too large a limit: lower it at once
+    KNEE = "knee"  # R known: what drains in the allowed delay
     CUT = "cut"  # cache full, and syncs take less than their share of R: smaller
     SHORT = "short"  # cache full, and the flood gets less than its share: larger
     DEAR = "dear"  # syncs take more than their share of R: larger
@@ -57,7 +57,7 @@ class Rule(Enum):
 class Basis:
     """The figures the law used for a device with sync demand."""
 
-    objective_s: float  # p99 of an fsync
+    objective_s: float  # p99 of a commit
     # bounds of the limit
     floor_bytes: int = 0
     ceiling_bytes: int = 1 << 62

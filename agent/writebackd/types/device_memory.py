@@ -56,7 +56,8 @@ class LawMemory:
 
     limit_bytes: Optional[float] = None  # None: not begun
     written_s: float = float("-inf")  # when it was changed
-    sought_rate: float = 0.0  # the most under the limits tried while R is not known
+    sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
+    tried: Tuple[float, float] = (0.0, 0.0)  # seconds, and bytes written under this limit in them
     extra: float = 0.0  # of R, spent beyond for the objective; negative: it did not help
     # Lengths, seconds: of the flood that is on, of the one before, of the pause that is on, and of
     # pauses in the mean.
@@ -116,9 +117,9 @@ class DeviceMemory:
     # dt, syncs, dt, syncs and so on of the last ticks: one value, as the ten pairs of each of 1 024
     # devices are found nowhere near each other, and that takes most of the time
     recent_syncs: Tuple[float, ...] = ()
-    # when the last sync of demand was, the longest gap after which it came back lately, seconds,
-    # and whether it is held since or over
-    last_demand: Optional[Tuple[float, float, bool]] = None
+    # when the last sync was, the longest gap between syncs lately, seconds, how many ticks with
+    # syncs there were at regular intervals, and whether that is demand
+    last_demand: Optional[Tuple[float, float, int, bool]] = None
     # the detector's, put here only to be kept (alerts/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None
