@@ -115,6 +115,10 @@ SEEK, PAYS = 2.0, 1.12
 # Seconds.  The largest limit while R is unknown, in terms of the rate that it lets in.  The largest
 # knee seen was 0.06 s (a virtio disk).
 MOST_S = 0.1
+# Seconds.  A limit that is worth more than this at the rate that comes lets in all that the disk
+# takes, so that the rate shows R.  Smaller ones may hold the flood themselves: the kernel needed 7
+# ms of R on one host and 18 on a busy one.
+LETS_IN_S = 24e-3
 # Factors on `allowed-delay`, by the policy's `prefer`.
 PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
 # Additional share of R that syncs may cost while fsync misses the objective; seconds over which it

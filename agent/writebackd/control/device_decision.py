@@ -15,7 +15,7 @@ from writebackd.control.law import (
     follow_pace,
     may_spend,
 )
-from writebackd.estimate.drain import is_shown, shown
+from writebackd.estimate.drain import is_shown, lets_in, shown
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
 from writebackd.estimate.sync_demand import held_s
@@ -117,8 +117,10 @@ def decide_device(
         )  # fmt: skip
         if observing and rule is Rule.COMING:
             rule = Rule.OBSERVING
-        if estimate.drain_rate is None and is_shown(memory.drain, dt_s):
-            memory = shown(memory, law.limit_bytes or 0.0)
+        drain = memory.drain
+        if estimate.drain_rate is None and is_shown(drain, dt_s):
+            if lets_in(drain, law.limit_bytes or 0.0):
+                memory = shown(memory)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
     basis = Basis(
         objective_s=bounds.objective_s,

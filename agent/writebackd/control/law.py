@@ -6,12 +6,14 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-2. R unknown: from `rest` on, twice the limit every two seconds, as long as the last step raised the
-   flood's rate by an eighth, writers are held back, and no commit is slow.
-3. The first tick with a full cache ends that: down in one step to what drains in `allowed-delay` at
-   the rate of that tick, but not below `rest`.  Three seconds of a full cache then show R.
-4. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
-5. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
+2. R unknown: from `rest` on, up to twice the limit every two seconds, while it is worth less than
+   24 ms of the rate that comes, or as long as a step raises that rate by an eighth.
+3. A full cache ends that: down in one step to what drains in 24 ms at the rate of that tick, but
+   not below `rest`.  Three seconds of a full cache then show R.
+4. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
+   limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
+5. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
+6. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
 over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
@@ -29,6 +31,7 @@ from writebackd.tuning import (
     CUT,
     EVERY_S,
     EXTRA,
+    LETS_IN_S,
     MOST_S,
     PAUSE_LEAST,
     PAYS,
@@ -100,24 +103,27 @@ def follow(
 ) -> Tuple[LawMemory, Rule]:
     """A tick of a flood, and the branch that decided."""
     law = _goes_on(law, dt_s)
-    limit = law.limit_bytes or float(bounds.floor)
-    if e.drain_rate is not None:
-        knee = _within(e.drain_rate * bounds.delay_s, bounds)
+    limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
+    if r is not None:
+        knee = _within(r * bounds.delay_s, bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
-        if in_waves(law) and asked(law, e.drain_rate, bounds) > knee:
+        if in_waves(law) and asked(law, r, bounds) > knee:
             return law, Rule.WAVES
         if not in_force:
             return law, Rule.COMING
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
-    if d.full_s > 0:
-        first = max(e.background_rate * bounds.delay_s, bounds.rest_bytes)
-        if first < limit:
-            law = replace(law, limit_bytes=_within(first, bounds), written_s=now_s)
-        return law, Rule.MEASURE
     if not in_force:
         return replace(law, tried=(0.0, 0.0)), Rule.COMING
+    most = _measured_under(e.background_rate, bounds)
+    if d.full_s > 0 and limit > most:
+        return replace(law, limit_bytes=_within(most, bounds), written_s=now_s), Rule.MEASURE
     return _seek(law, e, bounds, now_s, dt_s)
+
+
+def _measured_under(rate: float, bounds: Bounds) -> float:
+    """The limit, bytes, under which R is measured: one that lets in more than comes at `rate`."""
+    return max(max(bounds.delay_s, LETS_IN_S) * rate, bounds.rest_bytes)
 
 
 def _within(limit: float, bounds: Bounds) -> float:
@@ -127,7 +133,7 @@ def _within(limit: float, bounds: Bounds) -> float:
 def _seek(
     law: LawMemory, e: Estimate, bounds: Bounds, now_s: float, dt_s: float
 ) -> Tuple[LawMemory, Rule]:
-    """R is not known and the cache has room: the limit up while that brings more."""
+    """R is not known: the limit up while that brings more, or until it surely lets in R."""
     limit = law.limit_bytes or float(bounds.floor)
     if now_s - law.written_s > EVERY_S / 2:  # the kernel follows the last step by then
         seconds, written = law.tried
@@ -136,12 +142,13 @@ def _seek(
     if not (is_due(law, now_s) and seconds):
         return law, Rule.MEASURE
     rate = written / seconds
-    most = max(MOST_S * rate, 2.0 * bounds.floor)
-    law = replace(law, tried=(0.0, 0.0))
-    if rate < PAYS * law.sought_rate or not e.held_back or SEEK * limit > most:
-        return replace(law, written_s=now_s), Rule.MEASURE
-    limit = _within(SEEK * limit, bounds)
-    return replace(law, limit_bytes=limit, written_s=now_s, sought_rate=rate), Rule.SEEK
+    most = _measured_under(rate, bounds)
+    pays = rate > PAYS * law.sought_rate and law.sought_rate > 0.0
+    law = replace(law, written_s=now_s, tried=(0.0, 0.0), sought_rate=max(rate, law.sought_rate))
+    if not e.held_back or not (limit < most or pays):
+        return replace(law, limit_bytes=min(limit, most)), Rule.MEASURE
+    raised = min(SEEK * limit, MOST_S * rate if pays else most)
+    return replace(law, limit_bytes=_within(max(raised, limit), bounds)), Rule.SEEK
 
 
 def follow_pace(

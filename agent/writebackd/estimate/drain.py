@@ -30,6 +30,7 @@ from writebackd.tuning import (
     FOLLOW_S,
     GAIN_S,
     HELD_BACK_SHARE,
+    LETS_IN_S,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
@@ -37,7 +38,6 @@ from writebackd.tuning import (
     PAYS,
     PRICE_S,
     QUEUED_BYTES,
-    SEEK,
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
@@ -203,19 +203,17 @@ def update_drain(
         return replace(memory, drain=d)
     fade = max(0.0, 1.0 - dt_s / PRICE_S)
     lost, syncs = d.lost_s * fade, d.syncs * fade + sync.count
-    fell, full_rate, enough = d.fell_s, d.full_rate, d.enough_bytes
-    if enough == float("inf"):
-        enough = SEEK * limit  # R is of another time: what a limit lets in is not known
-    if writes.held_back and (full or pace is not None):
+    fell, full_rate = d.fell_s, d.full_rate
+    # Whether neither limit nor pace holds the flood: what is missing, the media have not taken.
+    by_media = pace is not None or lets_in(d, limit)
+    if writes.held_back and (pace is not None or (full and by_media)):
         lost += max(1.0 - rate / r, 0.0) * dt_s
     if full and writes.held_back:
         if is_shown(d, dt_s):
-            under = max([each for _, each in ticks])
             if full_rate > r:
                 r += (full_rate - r) * min(1.0, dt_s / GAIN_S)
-                enough = under
-            elif pace is not None or limit > FELL * enough:
-                # Neither limit nor pace holds it, nor what syncs are known to cost.
+            elif by_media:
+                # Nor does what syncs are known to cost.
                 left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
                 if pace is None:
                     r += (full_rate - r) * min(1.0, dt_s / FADE_S)
@@ -224,22 +222,19 @@ def update_drain(
                 counts = 1.0 if rate > DEEP * r else DEEP
                 fell = max(fell, 0.0) + counts * dt_s if rate < FELL * left else 0.0
         if fell >= SHOWN_S:
-            r, enough, fell, lost = min(d.rate, full_rate), limit, 0.0, 0.0
+            r, fell, lost = min(d.rate, full_rate), 0.0, 0.0
     elif full_s < -1.0:
-        enough = min(enough, r * d.limit_bytes / max(d.rate, 1.0))
         # One that has shown itself faster is followed, as far as it goes, until it is full.
         rises = fell <= -GAIN_S
         if d.rate > (PAYS if rises else FASTER) * r:
             fell -= dt_s
             if fell <= -GAIN_S:
-                r, enough, lost = d.rate, limit, 0.0
+                r, lost = d.rate, 0.0
         elif not rises:
             fell = 0.0
     if full:
         fell = max(fell, 0.0)
-    if pace is not None:  # what a limit lets in is not seen
-        enough = d.enough_bytes * r / (memory.drain_rate or r)
-    d = replace(d, enough_bytes=enough, lost_s=lost, syncs=syncs, fell_s=fell)
+    d = replace(d, lost_s=lost, syncs=syncs, fell_s=fell)
     return replace(memory, drain=d, drain_rate=r)
 
 
@@ -254,8 +249,7 @@ def _held_by_media(
     if not is_shown(d, dt_s) or limit_bytes < MOST_S * (r or full_rate):
         return replace(memory, drain=d)
     if r is None:
-        return shown(replace(memory, drain=d), d.enough_bytes)
-    d = replace(d, enough_bytes=d.enough_bytes * full_rate / r)
+        return shown(replace(memory, drain=d))
     return replace(memory, drain=d, drain_rate=full_rate)
 
 
@@ -276,11 +270,13 @@ def unpriced(d: Drain) -> Drain:
     return replace(d, lost_s=0.0, syncs=d.sync_rate * PRICE_S / 2)
 
 
-def shown(memory: DeviceMemory, enough_bytes: float) -> DeviceMemory:
-    """R as a full cache has shown it; its first seconds may have been filling.
-
-    A limit of `enough_bytes` is known to let in R.  What a sync costs is not known then.
-    """
+def shown(memory: DeviceMemory) -> DeviceMemory:
+    """R as a full cache has shown it; its first seconds may have been filling."""
     d = memory.drain
-    memory = replace(memory, drain=replace(unpriced(d), enough_bytes=enough_bytes))
+    memory = replace(memory, drain=unpriced(d))
     return with_drain_rate(memory, min(d.rate, d.full_rate))
+
+
+def lets_in(d: Drain, limit_bytes: float) -> bool:
+    """Whether the limit lets in more than a full cache took of late: the rate shows R."""
+    return limit_bytes >= FELL * LETS_IN_S * d.full_rate

@@ -23,7 +23,6 @@ class Drain:
     # Rates, and the limits in force, of the last seconds of a full cache, by tick.
     full_ticks: Tuple[Tuple[float, float], ...] = ()
     limit_bytes: float = 0.0  # as the kernel follows it
-    enough_bytes: float = float("inf")  # a limit under which R was seen
     # Of the last half minute: seconds of R that were lost while full, and syncs.
     lost_s: float = 0.0
     syncs: float = 0.0
