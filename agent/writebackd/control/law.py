@@ -6,10 +6,10 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-2. R unknown: from `rest` on, up to twice the limit every two seconds, while it is worth less than
-   24 ms of the rate that comes, or as long as a step raises that rate by an eighth.
-3. A full cache ends that: down in one step to what drains in 24 ms at the rate of that tick, but
-   not below `rest`.  Three seconds of a full cache then show R.
+2. R unknown: from `rest` on, up to twice the limit every two seconds, until it is worth twice the
+   delay at the rate that comes, and beyond as long as a step raises that rate by an eighth.
+3. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
+   below `rest`.  Three seconds of a full cache then show R.
 4. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
 5. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
@@ -123,7 +123,7 @@ def follow(
 
 def _measured_under(rate: float, bounds: Bounds) -> float:
     """The limit, bytes, under which R is measured: one that lets in more than comes at `rate`."""
-    return max(max(bounds.delay_s, LETS_IN_S) * rate, bounds.rest_bytes)
+    return max(max(SEEK * bounds.delay_s, LETS_IN_S) * rate, bounds.rest_bytes)
 
 
 def _within(limit: float, bounds: Bounds) -> float:
