@@ -120,7 +120,8 @@ class Totals:
             if before is None or before.diskseq != diskseq:
                 before = DeviceTotals(diskseq)
             _, commits, commit_s, fsync_s, written, read, busy_s, decisions, decided_before = before
-            estimate, ended = estimates[name], each.sync and each.sync.commit_latency
+            estimate, sync = estimates[name], each.sync
+            ended = sync.commit_latency if sync is not None else None
             if ended is not None and ended.counts:
                 counts = list(commits)
                 for bucket, count in zip(ended.indices, ended.counts):
