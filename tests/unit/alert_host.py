@@ -62,6 +62,8 @@ class Watched:
         inflight: int = 0,
         waiting: int = 0,
         oldest_s: float = 0.0,
+        write_s: float = 0.0,  # that each commit slept in write()
+        asleep_s: float = 0.0,  # of one that has not synced yet
         flood: int = 0,  # bytes
         dirty: int = 0,
         completed: bool = True,
@@ -79,6 +81,7 @@ class Watched:
         basis: Optional[Basis] = None,
         cache_bytes: Optional[float] = None,
         drain_rate: Optional[float] = None,
+        limit: int = 4 << 30,
     ) -> Tuple[Alert, ...]:
         self.time_s += dt_s
         done = syncs if completed else 0
@@ -88,6 +91,7 @@ class Watched:
             found = Histogram()
             for multiple in SEEKS:
                 found += latencies(latency_s * multiple, done // len(SEEKS))
+        commits = latencies(latency_s + write_s, done) if write_s or asleep_s else found
         classes: Dict[IoClass, ClassSample] = {
             IoClass.SYNC_WRITE: ClassSample(done, done * sync_bytes, found)
         }
@@ -96,13 +100,18 @@ class Watched:
         seen = DeviceSample(
             self.device, excluded, done * sync_bytes + flood, 0, done, inflight, 1.0,
             classes if sighted else None,
-            SyncSample(done, 0, found, waiting, oldest_s) if sighted else None,
+            SyncSample(
+                done, 0, found, waiting, oldest_s, commits=commits, throttled_s=done * write_s,
+                throttled_now_s=asleep_s,
+            ) if sighted else None,
             others,
         )  # fmt: skip
         estimate = samples.estimate(
             "sda", sync_rate=done / dt_s if sighted else None, demand_known=sighted,
             fsyncs=done, fsync_total_s=found.total_s(), fsync_p99_s=found.quantile(0.99),
             fsyncs_inflight=waiting, oldest_fsync_s=oldest_s, flooded=flood > MB,
+            commit_total_s=commits.total_s(), commit_p99_s=commits.quantile(0.99),
+            oldest_commit_s=max(oldest_s, asleep_s),
             rate=float(done * sync_bytes + flood) / dt_s, inflight=inflight,
             limit_share=self.limit_share, cache_bytes=cache_bytes, drain_rate=drain_rate,
         )
@@ -111,7 +120,7 @@ class Watched:
             estimates[each.device.name] = replace(estimate, name=each.device.name)
         sample = Sample(
             self.time_s, 1.7e9 + self.time_s, dt_s, samples.HOST,
-            VmState(VmLimits(0, 20, 0, 10), dirty, 0, 4 << 30, 2 << 30), (seen, *more),
+            VmState(VmLimits(0, 20, 0, 10), dirty, 0, limit, limit // 2), (seen, *more),
             tasks, cgroups, backings=backings,
         )  # fmt: skip
         decision = Decision(

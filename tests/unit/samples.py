@@ -64,7 +64,14 @@ def estimate(name: str, **figures: object) -> Estimate:
         fsyncs=0, fsync_total_s=0.0,
         fsyncs_inflight=0, oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
     )  # fmt: skip
-    return replace(quiet, **figures)  # type: ignore[arg-type]
+    whole = replace(quiet, **figures)  # type: ignore[arg-type]
+    if "commit_p99_s" in figures or "commit_total_s" in figures:
+        return whole
+    # As where the sleep in write() is not visible.
+    return replace(
+        whole, commit_total_s=whole.fsync_total_s, commit_p50_s=whole.fsync_p50_s,
+        commit_p99_s=whole.fsync_p99_s, oldest_commit_s=whole.oldest_fsync_s,
+    )
 
 
 def flooded(name: str, p50: float, p99: float, syncs: float, slow: float) -> Estimate:
@@ -74,6 +81,15 @@ def flooded(name: str, p50: float, p99: float, syncs: float, slow: float) -> Est
         demand=True, flooded=True, fsync_p50_s=p50, fsync_p99_s=p99, baseline_s=0.00035,
         slow_share=slow, inflight=3,
     )  # fmt: skip
+
+
+def throttled(shown: Snapshot) -> Snapshot:
+    """Commits on sda sleep in write() for four fifths of their time."""
+    sda = replace(
+        shown.estimates["sda"], commit_p50_s=0.0031, commit_p99_s=0.14, commit_write_share=0.8,
+        oldest_commit_s=0.2,
+    )  # fmt: skip
+    return replace(shown, estimates={**shown.estimates, "sda": sda})
 
 
 Row = Tuple[Device, Estimate, DeviceDecision]
@@ -177,7 +193,8 @@ def exhausted() -> Snapshot:
                        " fsync"
                        " p99 is still 1183 ms: the queue is not made of dirty pages", "sda-77"),
     )  # fmt: skip
-    row = (row[0], replace(row[1], fsyncs_inflight=0, oldest_fsync_s=7.4), row[2])
+    stuck = replace(row[1], fsyncs_inflight=0, oldest_fsync_s=7.4, oldest_commit_s=7.4)
+    row = (row[0], stuck, row[2])
     return snapshot(
         vm(1 * MIB, MIB // 2, 900_000, 130_000),
         (row,),
@@ -273,7 +290,7 @@ def collapse() -> Snapshot:
     """A flood while the agent only watches."""
     alert = Alert(
         AlertName.COLLAPSE, "sda", Severity.CRITICAL, Cause.FLOOD, 1_717_200_600.0,
-        "sda: 2.0 syncs/s instead of 2857, mean 1015 ms (usual 0.35), slowest 2100 ms; buffered"
+        "sda: 2.0 commits/s instead of 2857, mean 1015 ms (usual 0.35), slowest 2100 ms; buffered"
         " writes flood the device: dd (pid 4711, backup.service) 248M/s",
         "nothing, observing: `writebackctl enforce` would hold the limit at 4.0M",
         (Culprit(4711, "dd", "dd if=/dev/zero of=dumpfile bs=1024", "/system.slice/backup.service",

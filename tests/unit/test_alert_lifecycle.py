@@ -193,7 +193,7 @@ def test_another_cause_is_told_when_it_holds() -> None:
         causes.append(host.alerts[0].cause)
     assert causes.count(Cause.FLOOD) == 16  # 8 until it is sure, and 10 in which it holds
     assert set(causes[16:]) == {Cause.DEVICE}
-    assert "3.0 syncs/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
+    assert "3.0 commits/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
 
 
 def test_limits_that_are_not_in_force_hold_nothing() -> None:
@@ -324,7 +324,7 @@ def test_after_a_restart_a_collapse_is_told_as_soon_as_any(trouble: int) -> None
     assert host.until(15, **STARVED) == 8
     (alert,) = host.alerts
     assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
-    assert "syncs/s instead of 954," in alert.summary
+    assert "commits/s instead of 954," in alert.summary
 
 
 def test_a_month_after_it_was_seen_no_rate_is_usual() -> None:

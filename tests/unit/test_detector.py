@@ -17,7 +17,7 @@ from writebackd.alerts.detector_memory import AlertMemory, Incident
 from writebackd.alerts.lifecycle import hidden
 from writebackd.types.decision import DeviceState, Mode
 from writebackd.types.levers import ForeignWrite, Intrusion
-from writebackd.types.samples import CgroupSample, DeviceSample
+from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import Device
 
 # ---- STALL -------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_a_flood_with_the_agent_off_is_a_collapse_with_its_culprit() -> None:
     (alert,) = host.alerts
     assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
     assert alert.severity is Severity.WARNING
-    assert "2.0 syncs/s instead of" in alert.summary
+    assert "2.0 commits/s instead of" in alert.summary
     assert "dd (pid 4711, backup.service) 200M/s" in alert.summary
     assert "writebackctl enforce" in alert.done
     (culprit,) = alert.culprits
@@ -236,20 +236,43 @@ def test_those_that_queue_for_turns_wait_one_after_the_other(
     assert not is_even(replace(incident, seconds=6.0))
 
 
-def test_who_sleeps_in_write_for_others_pages_is_a_throttled_writer() -> None:
-    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
-    cgroups = (
-        CgroupSample(7, "/system.slice/backup.service", "sda", 200 * MB, 0.9),
-        CgroupSample(8, "/system.slice/db.service", "sda", 1 * MB, 0.8, syncs=20),
+def test_a_committer_asleep_in_write_under_anothers_limit_is_a_collapse() -> None:
+    tuned = ForeignWrite("dirty_bytes", "1048576", 733, "tuned", cmdline="tuned --daemon")
+    host = Watched().usual(syncs=100)
+    host.core = remembered(
+        yielded="tuned (pid 733) set dirty_bytes=1048576", intrusions=(Intrusion(tuned, 1.7e9),)
     )
-    assert host.until(12, syncs=20, tasks=(DD,), cgroups=cgroups) == 8
-    (alert,) = host.alerts
+    for second in range(1, 9):
+        host.second(
+            syncs=0, asleep_s=1.0 * second, flood=200 * MB, dirty=MB, limit=MB, tasks=(DD,)
+        )
+        assert (AlertName.COLLAPSE in host.names()) is (second == 8)
+    (alert,) = (each for each in host.alerts if each.name is AlertName.COLLAPSE)
     assert alert.cause is Cause.THROTTLED_WRITER
-    assert alert.culprits[0].comm == "dd"
-    # Who sleeps for his own pages is none.
-    alone = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
-    own = (CgroupSample(8, "/system.slice/db.service", "sda", 200 * MB, 0.8, syncs=20),)
-    alone.usual(30, syncs=20, cgroups=own)
+    assert alert.summary == (
+        "sda: 0 commits/s instead of 95, slowest 8000 ms; programs that commit are throttled in"
+        " write() by the limit of 1.0M, tuned (pid 733) set dirty_bytes=1048576: dd (pid 4711,"
+        " backup.service) 200M/s"
+    )
+    assert [each.cmdline for each in alert.culprits][-1] == "tuned --daemon"
+    assert "`writebackctl enforce` takes over" in alert.done
+    # One that has slept, and does something else now, waits for nothing.
+    idle = Watched().usual(syncs=100)
+    for _ in range(30):
+        idle.second(syncs=0, asleep_s=30.0)
+    assert idle.alerts == ()
+
+
+@pytest.mark.parametrize(
+    "write_s, cause", [(0.2, Cause.THROTTLED_WRITER), (0.03, Cause.FLOOD)],
+)  # fmt: skip
+def test_the_cause_is_where_commits_wait(write_s: float, cause: Cause) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    assert host.until(
+        12, syncs=4, latency_s=0.1, write_s=write_s, flood=200 * MB, dirty=900 * MB, tasks=(DD,)
+    ) == 8
+    assert host.alerts[0].cause is cause
+    assert host.alerts[0].culprits[0].comm == "dd"
 
 
 # ---- CACHE_DEGRADED ----------------------------------------------------------

@@ -190,6 +190,49 @@ def test_a_file_of_the_first_version_keeps_its_events(tmp_path: Path) -> None:
     assert read_history(path) == [Event(BEGIN_S - 5, "mode", text="observe")]
 
 
+def test_a_file_without_commits_can_be_read_and_gets_them(tmp_path: Path) -> None:
+    event = Event(BEGIN_S - 5, "decision", fsync_p99_s=0.02, text="why")
+    path = written(tmp_path / "history.db", [event, row(0)])
+    with sqlite3.connect(str(path)) as old:  # as the release before this one made it
+        for name in ("commit_p50_s", "commit_p99_s", "commit_write_share"):
+            old.execute(f"ALTER TABLE events DROP COLUMN {name}")
+        for table in ("fine", "coarse"):
+            for name in ("oldest_commit_s", "commits", "throttled_s"):
+                old.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
+        old.execute("PRAGMA user_version=2")
+    old.close()
+    assert (read_figures(path), read_history(path)) == ([row(0)], [event])
+    slow = row(10, commits=Histogram(((120, 50),)), oldest_commit_s=2.0, throttled_s=0.5)
+    later = Event(BEGIN_S + 20, "decision", commit_p99_s=0.14, commit_write_share=0.8, text="why")
+    written(path, [slow, later])
+    assert (read_figures(path), read_history(path)) == ([row(0), slow], [event, later])
+
+
+def test_commits_add_up_with_where_they_waited() -> None:
+    collector, snapshot = Collector(10.0), busy()
+    (seen,) = snapshot.sample.devices
+    assert seen.sync is not None
+    sync = replace(seen.sync, commits=Histogram(((80, 50), (120, 50))), throttled_s=2.5)
+    sda = replace(snapshot.estimates["sda"], oldest_commit_s=3.0, oldest_fsync_s=1.0)
+    snapshot = replace(
+        snapshot, estimates={"sda": sda},
+        sample=replace(snapshot.sample, devices=(replace(seen, sync=sync),)),
+    )  # fmt: skip
+    (figures,) = [row for _ in range(10) for row in collector.add(snapshot)]
+    assert figures.latency == Histogram(((80, 990), (120, 10)))
+    assert figures.commits == figures.commit_latency == Histogram(((80, 500), (120, 500)))
+    assert (figures.oldest_s, figures.pending_s, figures.throttled_s) == (1.0, 3.0, 25.0)
+    assert figures.write_share == pytest.approx(0.340, abs=0.001)
+    # Beside a row in which the sleep was not visible, its fsyncs count as commits.
+    both = fold([figures, replace(row(0), oldest_s=5.0)])
+    assert both.commit_latency == Histogram(((80, 590), (120, 510)))
+    assert (both.pending_s, both.throttled_s) == (5.0, 25.0)
+    shown = history_cli.figures_json(figures)
+    assert shown["commit_p99_s"] == pytest.approx(0.151, abs=0.001)
+    assert shown["fsync_p99_s"] == pytest.approx(0.0047, abs=0.0001)
+    assert (shown["commit_oldest_s"], shown["fsync_oldest_s"]) == (3.0, 1.0)
+
+
 def test_another_programs_database_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     with sqlite3.connect(str(path)) as other:

@@ -35,7 +35,7 @@ def flood(**more: object) -> Estimate:
     usual = estimate(
         "sda", write_rate=248.0 * MIB, background_rate=240.0 * MIB, drain_rate=256.0 * MIB,
         rate=248.0 * MIB, sync_rate=90.0, demand=True, flooded=True, held_back=True, full=True,
-        fsync_p50_s=8e-3, fsync_p99_s=15e-3, baseline_s=0.2e-3, slow_share=0.71,
+        commit_p50_s=8e-3, commit_p99_s=15e-3, baseline_s=0.2e-3, slow_share=0.71,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def decided(rule: Rule = Rule.CUT, state: Optional[DeviceState] = None) -> Devic
     )  # fmt: skip
 
 
-LATE = flood(fsync_p99_s=40e-3)
+LATE = flood(commit_p99_s=40e-3)
 
 
 # ---- control/reasons.py ----------------------------------------------------
@@ -103,7 +103,7 @@ def test_what_the_cache_takes_beside_is_no_gain() -> None:
 
 
 @pytest.mark.parametrize("seen", [
-    flood(), flood(fsync_p99_s=20e-3), flood(fsync_p99_s=None, oldest_fsync_s=2.0),
+    flood(), flood(commit_p99_s=20e-3), flood(commit_p99_s=None, oldest_commit_s=2.0),
     replace(LATE, full=False), replace(LATE, flooded=False),
 ])  # fmt: skip
 def test_only_then_and_only_where_a_smaller_limit_would_do(seen: Estimate) -> None:
@@ -115,7 +115,7 @@ def test_only_then_and_only_where_a_smaller_limit_would_do(seen: Estimate) -> No
     (79e-3, 1.0, True), (81e-3, 1.0, False), (79e-3, 0.5, True), (81e-3, 0.5, False),
 ])  # fmt: skip
 def test_no_limit_is_offered_below_the_floor(p99_s: float, share: float, prices: bool) -> None:
-    seen = flood(fsync_p99_s=p99_s, limit_share=share)
+    seen = flood(commit_p99_s=p99_s, limit_share=share)
     # The basis has the device's own part of the floor.
     basis = replace(BASIS, floor_bytes=int(MIB * share))
     said = reasons.trade(TARGET, seen, basis)
@@ -138,18 +138,18 @@ def test_why_begins_with_whether_all_is_well() -> None:
     assert verdict(decided(), flood()) == "OK: p99 15 ms within 20 ms"
     assert verdict(decided(), LATE) == "MISSES OBJECTIVE: p99 40 ms > 20 ms"
     # p99 is of syncs that have returned.
-    stuck = flood(oldest_fsync_s=3.0)
+    stuck = flood(oldest_fsync_s=3.0, oldest_commit_s=3.0)
     assert verdict(decided(), stuck) == "MISSES OBJECTIVE: oldest pending fsync 3000 ms > 20 ms"
 
 
 def test_at_the_floor_it_says_that_the_limit_can_do_no_more() -> None:
-    said = verdict(decided(Rule.FLOOR, DeviceState.EXHAUSTED), flood(fsync_p99_s=90e-3))
+    said = verdict(decided(Rule.FLOOR, DeviceState.EXHAUSTED), flood(commit_p99_s=90e-3))
     assert said == "MISSES OBJECTIVE: p99 90 ms > 20 ms, limit at its floor"
     assert "check for direct IO" in what_next(decided(Rule.FLOOR, DeviceState.EXHAUSTED), LATE)
 
 
 def test_where_nobody_is_to_be_protected_there_is_no_verdict() -> None:
-    for seen in (None, flood(demand=False), flood(demand_known=False), flood(fsync_p99_s=None)):
+    for seen in (None, flood(demand=False), flood(demand_known=False), flood(commit_p99_s=None)):
         assert verdict(decided(), seen) is None
     assert verdict(replace(decided(), basis=None), flood()) is None
 
@@ -186,7 +186,8 @@ def test_the_reasoning_goes_from_what_was_seen_to_the_decision() -> None:
     assert explain(decided(), flood()) == (
         "seen: writes 248M/s, 240M/s of it writeback",
         "seen: drain rate 256M/s",
-        "seen: 90 syncs/s, p50 8.0 ms, p99 15 ms, unloaded 0.20 ms",
+        "seen: 90 commits/s, p50 8.0 ms, p99 15 ms, unloaded 0.20 ms",
+        "seen: sleep in write() not visible on this kernel: times are of fsync alone",
         "seen: 71 % of sync time in slow syncs",
         "means: flood, the limit throttles its writers",
         "means: write cache full or absent: fsync waits for the media",
@@ -196,15 +197,29 @@ def test_the_reasoning_goes_from_what_was_seen_to_the_decision() -> None:
     )
 
 
+def test_where_commits_wait_stands_beside_how_long() -> None:
+    seen = flood(fsync_p99_s=6.4e-3, commit_p99_s=140e-3, commit_write_share=0.8)
+    steps = explain(decided(), seen)
+    assert steps[2:4] == (
+        "seen: 90 commits/s, p50 8.0 ms, p99 140 ms, unloaded 0.20 ms",
+        "seen: commits wait in write(): 80 % of their time; fsync p99 6.4 ms",
+    )
+    assert "means: objective missed: p99 140 ms > 20 ms" in steps
+    asleep = flood(oldest_fsync_s=0.0, oldest_commit_s=23.0)
+    assert "means: objective missed: oldest pending commit, in write(), 23000 ms > 20 ms" in (
+        explain(decided(), asleep)
+    )
+
+
 def test_what_is_not_known_is_not_told_as_a_figure() -> None:
     new = flood(
-        drain_rate=None, fsync_p50_s=None, fsync_p99_s=None, baseline_s=None, slow_share=None,
-        oldest_fsync_s=0.3, full=False, cache_bytes=None, held_back=False,
+        drain_rate=None, commit_p50_s=None, commit_p99_s=None, baseline_s=None, slow_share=None,
+        oldest_commit_s=0.3, oldest_fsync_s=0.3, full=False, cache_bytes=None, held_back=False,
     )  # fmt: skip
     assert explain(decided(), new) == (
         "seen: writes 248M/s, 240M/s of it writeback",
         "seen: drain rate unknown",
-        "seen: 90 syncs/s, oldest pending 300 ms",
+        "seen: 90 commits/s, oldest pending 300 ms",
         "means: flood, not throttled",
         "means: write cache has room: few syncs wait",
         "means: objective missed: oldest pending fsync 300 ms > 20 ms",
@@ -289,12 +304,12 @@ def test_a_limit_that_misses_the_objective_tells_what_the_next_one_would_cost() 
         found = re.search(r"about (\S+) would meet it and lose up to (\S+ %)", device.reason)
         missed = (
             seen.flooded and seen.full and device.basis is not None
-            and (seen.fsync_p99_s or 0.0) > device.basis.objective_s
+            and (seen.commit_p99_s or 0.0) > device.basis.objective_s
         )
         if found is None or device.target_bytes is None or device.basis is None:
             continue
         assert missed
-        part = device.basis.objective_s / (seen.fsync_p99_s or 1.0)
+        part = device.basis.objective_s / (seen.commit_p99_s or 1.0)
         assert number(found.group(1)) == pytest.approx(device.target_bytes * part, rel=0.06)
         loss = 1 - part * seen.background_rate / (seen.drain_rate or 1.0)
         assert number(found.group(2)) == pytest.approx(loss, abs=0.011)

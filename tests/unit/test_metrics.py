@@ -26,7 +26,7 @@ from writebackd.policy.timetable import Open
 from writebackd.report.control_server import Shared
 from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, metrics_json, render
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
+from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS, Histogram
 from writebackd.types.levers import Action
@@ -131,7 +131,7 @@ def test_every_sample_is_below_the_head_of_its_family(make: Maker) -> None:
 
 
 def test_figures_are_those_of_the_tick() -> None:
-    shown = samples.guard()
+    shown = samples.throttled(samples.guard())
     sda = {"device": "sda"}
     for name, labels, wanted in (
         ("dirty_limit_bytes", {}, 1_966_080),
@@ -148,6 +148,10 @@ def test_figures_are_those_of_the_tick() -> None:
         ("device_target_bytes", sda, 1_966_080),
         ("device_drain_bytes_per_second", sda, 250 << 20),
         ("device_fsync_p99_seconds", sda, 0.0019),
+        ("device_commit_p50_seconds", sda, 0.0031),
+        ("device_commit_p99_seconds", sda, 0.14),
+        ("device_commit_write_ratio", sda, 0.8),
+        ("device_oldest_commit_seconds", sda, 0.2),
         ("device_fsync_baseline_seconds", sda, 0.00035),
         ("device_sync_demand", sda, 1),
         ("resident_memory_bytes", {}, int(18.7 * samples.MIB)),
@@ -169,7 +173,7 @@ def test_what_is_not_known_has_no_sample() -> None:
     shown = samples.blind()
     assert value(shown, "device_fsync_p99_seconds", device="sda") is None
     assert value(shown, "device_sync_demand", device="sda") is None
-    assert value(shown, "device_fsync_duration_seconds_count", device="sda") is None
+    assert value(shown, "device_commit_duration_seconds_count", device="sda") is None
     infinite = replace(samples.guard(), lease_s=math.inf, self_cpu_fraction=math.nan)
     held = replace(samples.guard(), lease_s=9.0)
     assert value(held, "lease_expiry_timestamp_seconds") == 1_717_200_734.0
@@ -253,12 +257,12 @@ def count(totals: Totals, latency: Histogram, name: str = "sda", diskseq: int = 
 
 def test_every_bucket_of_the_probe_is_counted_and_never_as_faster_than_it_was() -> None:
     for bucket in range(HIST_BUCKETS):
-        counts = count(Totals(), Histogram(((bucket, 3),))).devices["sda"].fsyncs
+        counts = count(Totals(), Histogram(((bucket, 3),))).devices["sda"].commits
         (found,) = (n for n, each in enumerate(counts) if each)
         assert counts[found] == 3
         top = BUCKET_EDGES_S[bucket + 1] if bucket + 1 < HIST_BUCKETS else math.inf
-        below = [n for n, bound in enumerate(FSYNC_BOUNDS_S) if bound >= top]
-        assert found == min(below, default=len(FSYNC_BOUNDS_S))
+        below = [n for n, bound in enumerate(COMMIT_BOUNDS_S) if bound >= top]
+        assert found == min(below, default=len(COMMIT_BOUNDS_S))
 
 
 def test_counts_grow_from_tick_to_tick() -> None:
@@ -266,7 +270,7 @@ def test_counts_grow_from_tick_to_tick() -> None:
     once = count(Totals(), latency)
     twice = count(once, latency)
     device = twice.devices["sda"]
-    assert sum(device.fsyncs) == 6
+    assert sum(device.commits) == 6
     assert device.fsync_s == pytest.approx(2 * latency.total_s())
     assert (device.written_bytes, device.read_bytes, device.busy_s) == (200, 20, 1.0)
     assert (once.devices["sda"].decisions, device.decisions) == (1, 1)  # the same id
@@ -278,13 +282,13 @@ def test_a_histogram_is_cumulative_and_ends_with_its_count() -> None:
     totals = count(Totals(), Histogram(((80, 2), (120, 1), (191, 4))))
     seen = replace(shown.sample.devices[0], sync=SyncSample())
     shown = replace(shown, totals=totals, sample=replace(shown.sample, devices=(seen,)))
-    name = "writebackd_device_fsync_duration_seconds"
+    name = "writebackd_device_commit_duration_seconds"
     buckets = [(dict(labels)["le"], number) for (what, labels), number in
                parse(render(shown)).items() if what == name + "_bucket"]  # fmt: skip
-    assert [le for le, _ in buckets] == [*map(str, FSYNC_BOUNDS_S), "+Inf"]
+    assert [le for le, _ in buckets] == [*map(str, COMMIT_BOUNDS_S), "+Inf"]
     numbers = [number for _, number in buckets]
     assert numbers == sorted(numbers) and numbers[-1] == 7 and numbers[-2] == 3
-    assert value(shown, "device_fsync_duration_seconds_count", device="sda") == 7
+    assert value(shown, "device_commit_duration_seconds_count", device="sda") == 7
 
 
 def test_writes_are_counted_by_kind_and_result() -> None:
@@ -338,7 +342,7 @@ def test_the_daemon_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         rig.tick()
     shown = rig.daemon.state.snapshot
     assert shown is not None
-    assert value(shown, "device_fsync_duration_seconds_count", device="sda") == 60
+    assert value(shown, "device_commit_duration_seconds_count", device="sda") == 60
     assert value(shown, "device_written_bytes_total", device="sda") == 3 * (64 << 20)
     assert value(shown, "lever_writes_total", lever="limits", result="ok")
     assert value(shown, "tick_duration_seconds_count") == 3  # without the one that it is of

@@ -41,7 +41,7 @@ from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json
 from writebackd.report.timeline import Span
 from writebackd.report.top_answer import top_json
-from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
+from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
 from writebackd.report.why_answer import why_json
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
@@ -179,7 +179,7 @@ def test_status_top_and_why_show_the_rates_and_percentiles_of_the_tick() -> None
         assert float(p99) == pytest.approx(1e3 * ranked(each.waits_s, 0.99), rel=WIDTH + 0.06)
         text = " ".join(render_why(why_json(snapshot), verbose=True).split())
         assert f"writes {formats.size(each.written / each.dt_s)}/s" in text
-        assert f"{formats.count(len(each.waits_s) / each.dt_s)} syncs/s" in text
+        assert f"{formats.count(len(each.waits_s) / each.dt_s)} commits/s" in text
         # p99 is no longest, and a wait that goes on is no percentile.
         said = re.search(r"(p99|oldest pending fsync) (\S+) ms (within|>) ", text)
         pending = each.oldest_s > ranked(each.waits_s, 0.99)
@@ -225,15 +225,15 @@ def test_metrics_count_all_that_was_since_the_start() -> None:
         ("device_written_bytes_total", sum(tick.written for tick in TICKS)),
         ("device_read_bytes_total", sum(tick.read for tick in TICKS)),
         ("device_busy_seconds_total", sum(tick.busy * tick.dt_s for tick in TICKS)),
-        ("device_fsync_duration_seconds_count", len(waits_s)),
+        ("device_commit_duration_seconds_count", len(waits_s)),
         ("device_oldest_fsync_seconds", each.oldest_s),
         ("device_decisions_total", len({s.decision.devices[0].decision_id for s in PLAYED})),
     ):
         assert value(snapshot, name, **device) == pytest.approx(wanted), name
-    assert value(snapshot, "device_fsync_duration_seconds_sum", **device) == near(sum(waits_s))
-    for bound in FSYNC_BOUNDS_S:
+    assert value(snapshot, "device_commit_duration_seconds_sum", **device) == near(sum(waits_s))
+    for bound in COMMIT_BOUNDS_S:
         counted = value(
-            snapshot, "device_fsync_duration_seconds_bucket", **device, le=repr(bound)
+            snapshot, "device_commit_duration_seconds_bucket", **device, le=repr(bound)
         )
         # Of a bucket that the bound lies in nothing is counted as faster.
         sure = sum(wait_s * (1 + WIDTH) < bound for wait_s in waits_s)
@@ -474,16 +474,16 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
         waits_s = [wait_s for each in window for wait_s in each.waits_s]
         mean_s = sum(waits_s) / syncs
         assert facts["sync_rate"] == pytest.approx(syncs / lasted)
-        assert facts["fsync_mean_s"] == near(mean_s)
-        assert facts["fsync_p99_s"] == near(ranked(waits_s, 0.99))
-        assert facts["oldest_fsync_s"] == 0.067
+        assert facts["commit_mean_s"] == near(mean_s)
+        assert facts["commit_p99_s"] == near(ranked(waits_s, 0.99))
+        assert facts["oldest_commit_s"] == 0.067
         written = sum(each.syncs * 4096 + each.flood for each in window)
         assert facts["write_rate"] == pytest.approx(written / lasted)
         assert facts["flooded_share"] == pytest.approx(
             sum(each.flood > MB for each in window) / lasted
         )
         said = re.match(
-            r"sda: (\S+) syncs/s instead of (\d+), mean (\S+) ms \(usual (\S+)\),"
+            r"sda: (\S+) commits/s instead of (\d+), mean (\S+) ms \(usual (\S+)\),"
             r" slowest (\S+) ms;",
             alert.summary,
         )
@@ -505,10 +505,10 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
 
 def test_where_no_sync_returns_none_has_a_mean() -> None:
     (_, alert), *_ = collapsing([Second(0, 1e-3, float(n), 64 * MB) for n in range(1, 20)])
-    assert alert.evidence is not None and "fsync_mean_s" not in dict(alert.evidence.facts)
-    said = re.match(r"sda: 0 syncs/s instead of \d+, slowest (\d+) ms; ", alert.summary)
+    assert alert.evidence is not None and "commit_mean_s" not in dict(alert.evidence.facts)
+    said = re.match(r"sda: 0 commits/s instead of \d+, slowest (\d+) ms; ", alert.summary)
     assert said is not None
-    assert float(said.group(1)) == 1e3 * dict(alert.evidence.facts)["oldest_fsync_s"]
+    assert float(said.group(1)) == 1e3 * dict(alert.evidence.facts)["oldest_commit_s"]
 
 
 def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean() -> None:

@@ -268,7 +268,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             # Rules of rules lag by an evaluation each, and each group has a clock of its own: what
             # reads another group's results says nothing of when a third one last looked.
             server.wait_for("count(count_over_time(writebackd_build_info[1m]) >= 3) == 4")
-            server.wait_for("instance:writebackd_fsync_over_objective:max")
+            server.wait_for("instance:writebackd_commit_over_objective:max")
             server.wait_for("job:writebackd_collapses:rate1d")
             server.wait_for("mode:writebackd_flooded_throughput:ratio")
             yield server
@@ -311,7 +311,7 @@ def test_what_is_to_be_quiet_while_a_window_is_open_can_say_so(prometheus: Prome
 
 def test_types_and_units_arrive(prometheus: Prometheus) -> None:
     found = prometheus.get("metadata")
-    name = "writebackd_device_fsync_duration_seconds"
+    name = "writebackd_device_commit_duration_seconds"
     assert (found[name][0]["type"], found[name][0]["unit"]) == ("histogram", "seconds")
     assert found["writebackd_limit_changes"][0]["type"] == "counter"
     assert found["writebackd_dirty_limit_bytes"][0]["unit"] == "bytes"
@@ -319,7 +319,7 @@ def test_types_and_units_arrive(prometheus: Prometheus) -> None:
 
 
 def test_the_counters_of_a_daemon_count(prometheus: Prometheus) -> None:
-    name = "writebackd_device_fsync_duration_seconds"
+    name = "writebackd_device_commit_duration_seconds"
     (p99,) = prometheus.query(
         f'histogram_quantile(0.99, rate({name}_bucket{{instance="enforcing"}}[30s]))'
     )

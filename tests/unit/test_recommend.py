@@ -188,7 +188,7 @@ def test_the_verb_leaves_out_pins_and_drains(tmp_path: Path, run: Run) -> None:
         path = written(tmp_path / "history.db", [Event(BEGIN_S - 1, kind, text=text),
                                                  *days(BEGIN_S)])  # fmt: skip
         code, out, _ = run()
-        assert code == 1 and "a flood with fsyncs on one device: none" in out
+        assert code == 1 and "a flood with commits on one device: none" in out
         path.unlink()
 
 
@@ -214,8 +214,8 @@ def test_limits_come_in_steps(wanted: float, step: float) -> None:
 @pytest.mark.parametrize(
     "found, says",
     [
-        ([], "a flood with fsyncs"),
-        (held(flooded_s=0.0), "a flood with fsyncs"),
+        ([], "a flood with commits"),
+        (held(flooded_s=0.0), "a flood with commits"),
         (rows(60), "1d0h of history"),
         (held(24), "5m0s of floods"),
         ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
@@ -260,7 +260,7 @@ def test_the_price_is_of_this_host() -> None:
     # 0.75 x 4 MB / 250e6 B/s; 4 MB / 17.5 ms; measured: the upper bucket of FAST, and 240e6 B/s.
     assert "sda: fsync p99 about 13 ms" in said and "writers 229M/s of 238M/s" in said
     assert "writebackd had 2.4 ms and 229M/s" in said
-    assert "10m0s of floods had no fsyncs" in said and "sdb" not in said
+    assert "10m0s of floods had no commits" in said and "sdb" not in said
     assert not price(advise([]))
 
 
@@ -268,7 +268,7 @@ def test_floods_of_a_pin_are_not_floods_that_met_no_fsync() -> None:
     pinned = held(device="sdb")
     span = (pinned[20].wall_s, pinned[40].wall_s)  # 200 s of the 600
     said = " ".join(price(advise(pinned, orders=[span])))
-    assert "fsync p99" in said and "had no fsyncs" not in said
+    assert "fsync p99" in said and "had no commits" not in said
 
 
 # ---- files -------------------------------------------------------------------

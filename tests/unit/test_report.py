@@ -64,7 +64,7 @@ def test_a_week_of_observing_says_what_was_missed_by_whom_and_what_it_would_have
     } for at in (5.0, 1805.0)]  # fmt: skip
     page = render(ABOUT, week, [], alerts).replace("&nbsp;", " ").replace(THIN, " ")
     # 6 rows of 1000 slow fsyncs, in two of three floods; 6 of 1000 fast ones.
-    assert "missed the objective of 20 ms in 2 of 3 floods: 6 000 of 12 000 fsyncs" in page
+    assert "missed the objective of 20 ms in 2 of 3 floods: 6 000 of 12 000 commits" in page
     assert "(50 %) took longer, the longest 2.0s" in page
     assert "writebackd would have set 4.8M instead of 4.4G" in page
     assert "named dd (&lt;script" in page and "in 2." in page

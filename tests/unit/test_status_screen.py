@@ -112,7 +112,7 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
             samples.collapse,
             [
                 "alert    COLLAPSE (critical), since",
-                "2.0 syncs/s instead of 2857",
+                "2.0 commits/s instead of 2857",
                 "pid 4711: dd if=/dev/zero of=dumpfile bs=1024",
                 "done: nothing, observing",
             ],
@@ -145,6 +145,20 @@ def test_what_an_alert_tells_is_told_once() -> None:
 def row(text: str, device: str) -> "list[str]":
     line = next(line for line in text.splitlines() if line.startswith(device + " "))
     return line.split()
+
+
+def test_commits_show_their_times_and_where_they_wait() -> None:
+    text = status(samples.throttled(samples.guard()))
+    assert row(text, "sda")[-3:] == ["3.1", "140", "-"]
+    assert "- commit, ms --" in text
+    assert "    commits wait in write(): 80 %" in text.splitlines()
+    shown = samples.throttled(samples.guard())
+    asleep = replace(shown.estimates["sda"], oldest_commit_s=23.0)
+    text = status(replace(shown, estimates={"sda": asleep}))
+    assert "    oldest pending commit, in write(): 23s" in text.splitlines()
+    # Where the kernel does not show the sleep, the times are of fsync.
+    text = status(samples.guard())
+    assert "- fsync, ms ---" in text and "commit" not in text.partition("DEVICE")[0]
 
 
 def test_a_row_holds_the_figures_in_order() -> None:
@@ -275,7 +289,7 @@ def test_why_tells_the_whole_chain() -> None:
         "cause    write cache full",
         "next     The limit falls until",
         "1. seen: writes 248M/s",
-        "3. seen: 267 syncs/s",
+        "3. seen: 267 commits/s",
         "means: flood",
         "law: objective p99 5.0 ms; fsyncs take 2.0 %",
     )

@@ -113,7 +113,7 @@ def test_it_stops_in_the_tick_that_sees_a_slow_fsync() -> None:
     _, decision, memory = run.seen[-1]
     assert memory.trial is None and decision.goal_bytes is not None
     assert decision.goal_bytes < 16e6
-    assert "Ended before its time: an fsync on sda" in remarks(report(course))[0]
+    assert "Ended before its time: a commit on sda" in remarks(report(course))[0]
 
 
 def test_a_slow_disk_may_be_as_slow_as_it_is() -> None:

@@ -96,7 +96,7 @@ def test_the_difference_that_was_put_in_is_found() -> None:
     assert not rate.better and not rate.worse
     assert result.of(SYNC_RATE).ratio == pytest.approx(1.0)
     said = verdict(report(result))
-    assert said.startswith("The agent made fsync p99 ") and "times shorter (95 % interval" in said
+    assert said.startswith("The agent made commit p99 ") and "times shorter (95 % interval" in said
     assert "over 8 pairs; throughput was " in said
     assert remarks(report(result)) == []
 
@@ -104,14 +104,14 @@ def test_the_difference_that_was_put_in_is_found() -> None:
 def test_an_agent_that_is_worse_is_called_so() -> None:
     result = analyse(EIGHT, made(EIGHT, lambda block, original: 0.1 if original else 0.4))
     assert result.of(P99).worse
-    assert "The agent made fsync p99 4.0 times longer" in verdict(report(result))
+    assert "The agent made commit p99 4.0 times longer" in verdict(report(result))
 
 
 def test_no_difference_is_no_proof_of_one() -> None:
     chance = random.Random(5)
     result = analyse(EIGHT, made(EIGHT, lambda *_: 0.1 * math.exp(chance.gauss(0, 0.5))))
     assert not result.of(P99).better and not result.of(P99).worse
-    assert "No difference in fsync p99 was shown over 8 pairs" in verdict(report(result))
+    assert "No difference in commit p99 was shown over 8 pairs" in verdict(report(result))
 
 
 def test_the_first_part_of_a_block_does_not_count() -> None:
@@ -148,8 +148,8 @@ def test_a_block_that_was_cut_short_counts_from_its_half_on() -> None:
     nothing = analyse(EIGHT, cut(10)).blocks[-1]
     assert nothing.figures is None and not nothing.whole
     assert "none" in block_line(nothing, 16)
-    stopped = report(analyse(EIGHT, cut(19)), ended="stopped", why="an fsync on sda took 3s")
-    assert "Ended before its time: an fsync on sda took 3s. That was in block 8 of 16" in (
+    stopped = report(analyse(EIGHT, cut(19)), ended="stopped", why="a commit on sda took 3s")
+    assert "Ended before its time: a commit on sda took 3s. That was in block 8 of 16" in (
         remarks(stopped)[0]
     )
 
@@ -164,7 +164,7 @@ def test_who_never_came_back_took_as_long_as_it_waited() -> None:
     result = analyse(EIGHT, ticks)
     assert result.of(P99).ratio == pytest.approx(150, rel=0.15)  # 1.5 s to 10 ms
     assert (result.of(SYNC_RATE).ratio or 0) > 1000
-    assert any("only 0 fsyncs" in line for line in remarks(report(result)))
+    assert any("only 0 commits" in line for line in remarks(report(result)))
 
 
 def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
@@ -184,9 +184,9 @@ def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
          "writers dirtied 20M/s in the agent's block, 100M/s in the other"),
         (wrote(5 - agents[1], 20 << 20, 0.3),  # the other one of the pair, 2 and 3
          "writers dirtied 100M/s in the agent's block, 20M/s in the other"),
-        (changed(agents[1], latency=none), "no fsync in the agent's block"),
+        (changed(agents[1], latency=none), "no commit in the agent's block"),
         (lambda t: changed(agents[1], latency=few)(wrote(agents[1], 100 << 20, 0.3)(t)),
-         "50 fsyncs/s where fsync was faster, 200/s where it was slower"),
+         "50 commits/s where they were faster, 200/s where it was slower"),
     ):  # fmt: skip
         result = analyse(EIGHT, list(map(change, whole)))
         assert result.pairs == len(result.of(P99).ratios) == 7
@@ -224,7 +224,7 @@ def test_few_fast_fsyncs_of_writers_that_sleep_for_the_limit_are_its_harm(arm: s
     assert result.pairs == 8 and not result.left_out
     syncs = result.of(SYNC_RATE)
     assert (syncs.worse, syncs.better) == (arm == AGENT, arm == ORIGINAL)
-    harm = "; fsyncs per second were 0.25 (0.25 to 0.25) of that without it."
+    harm = "; commits per second were 0.25 (0.25 to 0.25) of that without it."
     assert verdict(report(result)).endswith(harm) == (arm == AGENT)
 
 
@@ -267,7 +267,7 @@ def test_of_a_wide_interval_on_one_side_of_1_its_near_end_is_shown() -> None:
     low = result.of(P99).low
     assert low is not None and low > 1.5 and result.of(P99).better
     assert text == (
-        f"The agent made fsync p99 at least {low:.1f} times shorter over 4 pairs; throughput was"
+        f"The agent made commit p99 at least {low:.1f} times shorter over 4 pairs; throughput was"
         f" at least {result.of(WRITE_RATE).low:.1f} times that without it."
     )
     assert any(f"  at least {low:.1f} times" in each for each in text_plot(result.differences, 100))
@@ -275,7 +275,7 @@ def test_of_a_wide_interval_on_one_side_of_1_its_near_end_is_shown() -> None:
     high, rate = result.of(P99).high, result.of(WRITE_RATE).high
     assert high is not None and result.of(P99).worse
     assert text == (
-        f"The agent made fsync p99 at least {1 / high:.1f} times longer over 4 pairs; throughput"
+        f"The agent made commit p99 at least {1 / high:.1f} times longer over 4 pairs; throughput"
         f" was at most {rate:.2f} times that without it."
     )
 
@@ -295,11 +295,11 @@ def test_pairs_that_scatter_widely_around_no_difference_are_no_conclusion() -> N
         assert not each.better and not each.worse
     text = verdict(report(result))
     assert text.startswith(
-        "Inconclusive over 8 pairs: fsync p99 differs too much from pair to pair to show a"
-        " difference. Measured fsync p99: "
+        "Inconclusive over 8 pairs: commit p99 differs too much from pair to pair to show a"
+        " difference. Measured commit p99: "
     )
     assert "interval" not in text and "throughput" not in text and f"{max(ratios):.0f}" not in text
-    (line,) = [each for each in text_plot(result.differences, 100) if "fsync p99" in each]
+    (line,) = [each for each in text_plot(result.differences, 100) if "commit p99" in each]
     assert line.endswith("  inconclusive")
 
 

@@ -96,9 +96,9 @@ def test_progress_verdict_and_page(daemon: FakeDaemon, run: Run, tmp_path: Path)
     assert lines[0] == "trial of sda: 10 blocks of 30 s, 5m0s, seed 42; Ctrl-C ends it"
     assert "4.4G, cut to 250M" in lines[1]
     assert [line.split()[0] for line in lines[2:12]] == [f"{n}/10" for n in range(1, 11)]
-    assert "The agent made fsync p99" in out and "over 5 pairs" in out
+    assert "The agent made commit p99" in out and "over 5 pairs" in out
     assert "what the disk drains in 1 s" in out.replace("\n", " ")
-    assert "better" in out and "fsync p50" in out
+    assert "better" in out and "commit p50" in out
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert max(map(len, lines[13:-1])) <= 80
 

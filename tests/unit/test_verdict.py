@@ -36,7 +36,7 @@ def met() -> Snapshot:
 def quiet() -> Snapshot:
     """Sync demand, and no fsync in this tick."""
     shown = met()
-    silent = replace(shown.estimates["sda"], fsync_p50_s=None, fsync_p99_s=None)
+    silent = replace(shown.estimates["sda"], commit_p50_s=None, commit_p99_s=None)
     known = DeviceMemory(last_demand=(shown.sample.time_s - 12.0, 0.0, True))
     return replace(shown, estimates={"sda": silent}, memory=Memory(devices={"sda": known}))
 
@@ -49,7 +49,7 @@ def late(waits_s: Dict[str, float], *missing: Tuple[str, float]) -> Snapshot:
     since = tuple((name, shown.sample.wall_s - for_s) for name, for_s in missing)
     return replace(
         shown,
-        estimates={n: replace(sda, name=n, fsync_p99_s=wait) for n, wait in waits_s.items()},
+        estimates={n: replace(sda, name=n, commit_p99_s=wait) for n, wait in waits_s.items()},
         decision=replace(shown.decision, devices=devices),
         standing=Standing(VerdictCode.MISSES_OBJECTIVE, shown.sample.wall_s - 900.0, since),
     )

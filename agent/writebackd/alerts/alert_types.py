@@ -39,7 +39,7 @@ class Cause(Enum):
     DEVICE = "device"  # errors, a rebuild, a disk that fails or hangs
     CAP = "volume-cap"  # a volume's limit on operations or bytes
     NEIGHBOUR = "neighbour"  # somebody else's load behind the same disks
-    THROTTLED_WRITER = "throttled-writer"  # slow write(), normal fsync
+    THROTTLED_WRITER = "throttled-writer"  # commits sleep in write()
     FOREIGN_CHANGE = "foreign-change"
     BATTERY = "battery"  # only of BATTERY_TEST
     NO_DATA = "no-data"

@@ -71,7 +71,7 @@ def learn(
     if estimate.fsyncs:
         size = size_class(estimate.fsyncs, size_bytes)
         if estimate.fsyncs >= ENOUGH:
-            mean_s = estimate.fsync_total_s / estimate.fsyncs
+            mean_s = estimate.commit_total_s / estimate.fsyncs
             syncs = _with(syncs, size, mean_s, seconds)
     if count >= ENOUGH:
         writes = _with(writes, size_class(count, size_bytes), latencies.quantile(0.5), seconds)
@@ -120,7 +120,7 @@ def is_slow(health: DeviceHealth, estimate: Estimate, multiple: float) -> bool:
     if not estimate.fsyncs:
         return False
     usual = health.usual(health.syncs, health.size)
-    mean_s = estimate.fsync_total_s / estimate.fsyncs
+    mean_s = estimate.commit_total_s / estimate.fsyncs
     return usual is not None and mean_s > multiple * usual.latency_s
 
 

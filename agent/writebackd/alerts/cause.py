@@ -17,8 +17,8 @@ from writebackd.types.histogram import Histogram
 FLOODED_SHARE = 0.5
 BACKLOG_SHARE, BACKLOG_LEAST_BYTES = 0.25, 64 << 20
 JUST_BEGUN_S = 30.0
-# Share of the time that fsync callers slept in write() because of other processes' dirty pages.
-THROTTLED_SHARE = 0.3
+# Share of the commits' time that was slept in write(); 13 to 25 % is usual under a good limit.
+THROTTLED_SHARE = 0.5
 # A limiter (of a cloud volume) is recognized by even service: p90 of the writes is at most
 # EVEN_LATENCY times p10, and the rate varies by at most EVEN_RATE over EVEN_LEAST to EVEN_TICKS
 # whole ticks.  Media need a seek and part of a rotation (p90 is 2 to 5 times p10), and do not keep
@@ -64,12 +64,12 @@ _LXC = re.compile(r"^/(?:lxc\.payload\.|lxc/)([^/]+)")
 
 def cause_of(incident: Incident, health: DeviceHealth, memory: Memory) -> Cause:
     """The likeliest cause; UNKNOWN if none fits."""
+    if incident.throttled_s >= THROTTLED_SHARE * incident.seconds:
+        return Cause.THROTTLED_WRITER
     if _flood(incident):
         if memory.yielded is not None or memory.pin_bytes is not None:
             return Cause.FOREIGN_CHANGE
         return Cause.FLOOD
-    if incident.throttled_s >= THROTTLED_SHARE * incident.seconds:
-        return Cause.THROTTLED_WRITER
     if _is_capped(incident, health):
         return Cause.CAP
     if is_write_through(incident, health):

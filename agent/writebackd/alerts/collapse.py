@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 from writebackd.alerts import array_state, messages
-from writebackd.alerts.alert_types import AlertName, Cause, Severity
+from writebackd.alerts.alert_types import AlertName, Cause, Culprit, Severity
 from writebackd.alerts.baseline import RATE_FALLS_S
-from writebackd.alerts.cause import FLOODED_SHARE, QUEUED, THROTTLED_SHARE, cause_of, culprits_of
+from writebackd.alerts.cause import FLOODED_SHARE, QUEUED, cause_of, culprits_of
 from writebackd.alerts.degraded import cache_alert
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
+from writebackd.alerts.foreign import writers
 from writebackd.alerts.incident import alert_of, extended, is_lasting, is_over
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
@@ -47,7 +48,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
             view.well(AlertName.COLLAPSE)
         return health
     incident = extended(incident, view, bad or _lasts(view, health), view.rules.collapse_s)
-    if not (view.waited or view.held_up):
+    if not view.waited:
         view.well(AlertName.COLLAPSE)
     if is_over(incident):
         return replace(health, collapse=None)
@@ -59,18 +60,22 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     if cause is Cause.WRITE_THROUGH and usual is not None:
         view.tick.tell(cache_alert(view, health, incident, usual))
         return health
-    culprits = culprits_of(incident, cause)
-    view.tick.tell(alert_of(
+    culprits, limit, tick = culprits_of(incident, cause), "", view.tick
+    setters: Tuple[Culprit, ...] = ()
+    if cause is Cause.THROTTLED_WRITER:
+        limit = messages.limit(tick.sample.vm.threshold_bytes, tick.core)
+        setters = writers([each for each in tick.core.intrusions if each.write.is_limit])
+    tick.tell(alert_of(
         incident, view, health, AlertName.COLLAPSE, cause,
-        messages.collapsed(view.name, incident, health, usual, cause, culprits),
+        messages.collapsed(view.name, incident, health, usual, cause, culprits, limit),
         Severity.CRITICAL if incident.lasted_s >= view.rules.critical_s else Severity.WARNING,
-        culprits,
+        (*culprits, *setters),
     ))  # fmt: skip
     return health
 
 
 def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
-    """Whether this tick looks like a collapse: few syncs, and these slow or throttled."""
+    """Whether this tick looks like a collapse: few commits, and these slow."""
     rate = view.estimate.sync_rate
     if (
         rate is None
@@ -81,9 +86,7 @@ def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
     syncs = _of_tick(view)
     if _larger(view, health, syncs):
         return False
-    if view.latency_s > _threshold_s(view, health, syncs) and view.late:
-        return True
-    return _usual(health, syncs) is not None and view.held_up
+    return view.latency_s > _threshold_s(view, health, syncs) and view.late
 
 
 def _lasts(view: DeviceView, health: DeviceHealth) -> bool:
@@ -106,14 +109,13 @@ def _is_collapse(view: DeviceView, health: DeviceHealth, incident: Incident, cau
     ):
         beside = BESIDE_HELD_FLOOD
     syncs = _of_spell(incident)
-    held_up = incident.throttled_s >= THROTTLED_SHARE * incident.seconds
     return (
         # 16 ticks of half a second may add up to 7.99 s.
         incident.lasted_s >= least_s - view.dt_s / 4
         and is_lasting(incident)
         and incident.sync_rate < view.rules.sync_share * beside * health.sync_rate
-        and (held_up or incident.judged_s > _threshold_s(view, health, syncs))
-        and (held_up or incident.waited_s >= DEMAND_SHARE * incident.seconds)
+        and incident.judged_s > _threshold_s(view, health, syncs)
+        and incident.waited_s >= DEMAND_SHARE * incident.seconds
         and not _larger(view, health, syncs)
     )
 

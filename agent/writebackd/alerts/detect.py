@@ -76,13 +76,16 @@ def detect(
             begun_s = float("-inf") if tick.quiet else memory.begun_s or sample.time_s
             age_s = sample.time_s - begun_s
             health = seeded(health, core.devices[name].earlier, age_s)
-        view = DeviceView(tick, seen, estimates[name])
+        view = DeviceView(tick, seen, estimates[name], health.throttled_now_s)
         health = _judged(view, health, name in at_the_bound)
         if turn and name not in frozen and not tick.quiet:
             if not _troubled(health):
                 health = _learned(view, health, learns_s)
             elif not view.waited:
                 health = unwanted(health, estimates[name].sync_rate or 0.0, learns_s)
+        asleep_s = seen.sync.throttled_now_s if seen.sync is not None else 0.0
+        if asleep_s != health.throttled_now_s:
+            health = replace(health, throttled_now_s=asleep_s)
         healths[name] = health
     memory = blind(tick, memory, estimates.values())
     if sample.backings or memory.standing:
@@ -101,7 +104,7 @@ def _idle(seen: DeviceSample, health: Optional[DeviceHealth]) -> bool:
         and not seen.writes
         and not seen.write_bytes
         and (health is None or not _troubled(health))
-        and (sync is None or not (sync.inflight or sync.fsyncs or sync.fdatasyncs))
+        and (sync is None or not (sync.inflight or sync.count or sync.throttled_now_s))
     )
 
 
@@ -155,7 +158,7 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
 def _learned(view: DeviceView, health: DeviceHealth, seconds: float) -> DeviceHealth:
     """Update the baselines with this tick, weighted as `seconds`."""
     estimate = view.estimate
-    calm = is_calm(health, estimate)
+    calm = is_calm(health, estimate) and not view.asleep_s
     rate = estimate.sync_rate or 0.0 if calm else health.sync_rate
     flooded_s = health.flooded_s + seconds * calm if estimate.flooded else 0.0
     health = followed(health, rate, view.sync_bytes / view.dt_s, seconds, flooded_s)

@@ -73,7 +73,7 @@ class Incident:
     backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
     backlog_bytes: float = 0.0
     queued_s2: float = 0.0  # the same, not its most but by the seconds that it waited
-    throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
+    throttled_s: float = 0.0  # the part of the seconds that commits slept in write()
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
     written_bytes: int = 0
@@ -139,6 +139,7 @@ class DeviceHealth:
     beside: BesideFlood = field(default_factory=BesideFlood)
     exhausted: Optional[Incident] = None
     recovery: Recovery = field(default_factory=Recovery)
+    throttled_now_s: float = 0.0  # of the last tick, as SyncSample has it
     stalled_s: float = 0.0  # in a row with demand and no completion
     mismatch_s: float = 0.0  # in a row with writes too fast for what tools say
     sizes_off: int = 0  # in a row, measured sizes of the cache that are not what a tool says

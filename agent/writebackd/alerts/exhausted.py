@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""EXHAUSTED: the limit is at its floor and fsync still misses the objective."""
+"""EXHAUSTED: the limit is at its floor and commits still miss the objective."""
 
 from __future__ import annotations
 

@@ -65,7 +65,6 @@ def _said(intrusions: List[Intrusion]) -> str:
 def _alert(
     device: Optional[str], summary: str, intrusions: List[Intrusion], did: str
 ) -> Alert:
-    writers = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
     return Alert(
         name=AlertName.FOREIGN_WRITER,
         device=device,
@@ -74,11 +73,17 @@ def _alert(
         since_s=min(each.wall_s for each in intrusions),
         summary=summary,
         done=f"{did}: `writebackctl enforce` takes over from the current values",
-        culprits=tuple(
-            Culprit(
-                pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,
-                unit=unit_in(write.cgroup), container=container_in(write.cgroup),
-            )
-            for write in writers.values()
-        ),
+        culprits=writers(intrusions),
+    )
+
+
+def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
+    """The processes that changed something, as far as they are known."""
+    found = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
+    return tuple(
+        Culprit(
+            pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,
+            unit=unit_in(write.cgroup), container=container_in(write.cgroup),
+        )
+        for write in found.values()
     )

@@ -11,6 +11,7 @@ from writebackd.alerts.cause import fast_share
 from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
+from writebackd.types.histogram import Histogram
 from writebackd.types.samples import IoClass
 
 # Seconds.  An incident ends when all looks well for this long; the flusher's rounds are shorter.
@@ -49,12 +50,11 @@ def extended(
         )  # fmt: skip
     else:
         whole = replace(whole, newer=newer)
-    wanted = view.waited or view.held_up
     return replace(
         whole,
         lasted_s=incident.lasted_s + view.dt_s,
         good_s=0.0 if bad else incident.good_s + view.dt_s,
-        unwanted_s=0.0 if wanted else incident.unwanted_s + view.dt_s,
+        unwanted_s=0.0 if view.waited else incident.unwanted_s + view.dt_s,
     )
 
 
@@ -71,7 +71,7 @@ def _begun(view: DeviceView) -> Incident:
 def _added(incident: Incident, view: DeviceView) -> Incident:
     """Add this tick to the sums."""
     tick, seen, estimate, dt_s = view.tick, view.seen, view.estimate, view.dt_s
-    name = view.name
+    name, sync = view.name, seen.sync
     _, sync_bytes, latencies = view.small_writes
     read = (seen.classes or {}).get(IoClass.READ)
     operations = seen.writes + (read.count if read is not None else 0)
@@ -99,15 +99,15 @@ def _added(incident: Incident, view: DeviceView) -> Incident:
     return replace(
         incident,
         seconds=incident.seconds + dt_s,
-        syncs=incident.syncs + seen.sync.latency if seen.sync is not None else incident.syncs,
+        syncs=incident.syncs + (Histogram() if sync is None else sync.commit_latency),
         sync_bytes=incident.sync_bytes + sync_bytes,
-        oldest_s=max(incident.oldest_s, estimate.oldest_fsync_s),
+        oldest_s=max(incident.oldest_s, view.oldest_s),
         waited_s=incident.waited_s + (dt_s if view.waited else 0.0),
         flooded_s=incident.flooded_s + (dt_s if estimate.flooded else 0.0),
         backlog_s=max(incident.backlog_s, backlog_s),
         queued_s2=incident.queued_s2 + backlog_s * dt_s,
         backlog_bytes=max(incident.backlog_bytes, backlog),
-        throttled_s=incident.throttled_s + min(dt_s, view.held_up_s),
+        throttled_s=incident.throttled_s + view.throttled_s,
         inflight=max(incident.inflight, seen.inflight),
         writes=incident.writes + latencies,
         written_bytes=incident.written_bytes + seen.write_bytes,
@@ -141,10 +141,10 @@ def _evidence(incident: Incident, view: DeviceView, health: DeviceHealth) -> Evi
     facts = [
         ("sync_rate", incident.sync_rate),
         ("baseline_sync_rate", health.sync_rate),
-        ("fsync_mean_s", incident.syncs.mean()),
-        ("fsync_p99_s", incident.syncs.quantile(0.99)),
-        ("baseline_fsync_s", usual.latency_s if usual is not None else None),
-        ("oldest_fsync_s", incident.oldest_s),
+        ("commit_mean_s", incident.syncs.mean()),
+        ("commit_p99_s", incident.syncs.quantile(0.99)),
+        ("baseline_commit_s", usual.latency_s if usual is not None else None),
+        ("oldest_commit_s", incident.oldest_s),
         ("write_p10_s", incident.writes.quantile(0.1)),
         ("write_p90_s", incident.writes.quantile(0.9)),
         ("fast_write_share", fast_share(incident.writes, incident.sync_bytes, health)),

@@ -19,8 +19,7 @@ WHY = {
     Cause.CAP: "operations complete at a fixed rate, the limit of the volume",
     Cause.NEIGHBOUR: "no local process writes that much: another host or a rebuild loads the same"
     " disks",
-    Cause.THROTTLED_WRITER: "fsync callers are throttled in write() by other processes' dirty"
-    " pages",
+    Cause.THROTTLED_WRITER: "programs that commit are throttled in write()",
     Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
     Cause.BATTERY: "self-test of the write cache's battery",
     Cause.NO_DATA: "nothing can be measured",
@@ -30,11 +29,11 @@ WHY = {
 
 def collapsed(
     name: str, incident: Incident, health: DeviceHealth, usual: Optional[Baseline], cause: Cause,
-    culprits: Sequence[Culprit],
+    culprits: Sequence[Culprit], limit: str = "",
 ) -> str:
-    """One line: how bad against the device's own baseline, why, who."""
+    """One line: how bad against the device's own baseline, why, who; `limit`: what throttles."""
     text = (
-        f"{name}: {formats.count(incident.sync_rate)} syncs/s instead of"
+        f"{name}: {formats.count(incident.sync_rate)} commits/s instead of"
         f" {formats.count(health.sync_rate)}"
     )
     mean_s = incident.syncs.mean()
@@ -43,7 +42,19 @@ def collapsed(
         text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
     text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
     who = ", ".join(each.who for each in culprits)
-    return f"{text}; {WHY[cause]}" + (f": {who}" if who else "")
+    return f"{text}; {WHY[cause]}{limit}" + (f": {who}" if who else "")
+
+
+def limit(limit_bytes: int, memory: Memory) -> str:
+    """The limit that throttles, and whose it is."""
+    whose = "set by writebackd"
+    if memory.yielded is not None:
+        whose = memory.yielded
+    elif memory.pin_bytes is not None:
+        whose = "pinned"
+    elif memory.mode is Mode.OBSERVE:
+        whose = "as found"
+    return f" by the limit of {formats.size(limit_bytes)}, {whose}"
 
 
 def degraded(name: str, incident: Incident, usual: Baseline) -> str:
@@ -81,8 +92,8 @@ def exhausted(
         slow = f"p99 {formats.milliseconds(p99_s)} ms"
     floor = f", {formats.size(floor_bytes)}" if floor_bytes is not None else ""
     return (
-        f"{name}: fsync {slow} (objective {formats.milliseconds(objective_s)} ms), and the limit is"
-        f" at its floor{floor}; {WHY[cause]}"
+        f"{name}: commits {slow} (objective {formats.milliseconds(objective_s)} ms), and the limit"
+        f" is at its floor{floor}; {WHY[cause]}"
     )
 
 

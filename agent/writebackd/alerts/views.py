@@ -8,7 +8,6 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import small_bytes, small_writes
-from writebackd.alerts.cause import THROTTLED_SHARE
 from writebackd.alerts.detector_memory import AlertMemory, Key
 from writebackd.policy.keys import Alerts
 from writebackd.policy.schema import Policy
@@ -56,12 +55,16 @@ class TickView:
 class DeviceView:
     """One device in one tick."""
 
-    def __init__(self, tick: TickView, seen: DeviceSample, estimate: Estimate) -> None:
-        self.tick, self.seen, self.estimate = tick, seen, estimate
+    def __init__(
+        self, tick: TickView, seen: DeviceSample, estimate: Estimate, slept_s: float
+    ) -> None:
+        """`slept_s`: SyncSample.throttled_now_s one tick ago."""
+        self.tick, self.seen, self.estimate, self._slept_s = tick, seen, estimate, slept_s
         self.name = seen.device.name
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
         self.standing = self.name in tick.told  # whether an alert stands on it
+
     def well(self, name: AlertName) -> None:
         """Nothing of that alert is to be seen any more; news only where it stands."""
         if self.standing:
@@ -78,9 +81,8 @@ class DeviceView:
 
     @property
     def late(self) -> bool:
-        """Whether syncs miss the policy's objective, which is of the 99th percentile."""
-        p99_s = max(self.estimate.fsync_p99_s or 0.0, self.estimate.oldest_fsync_s)
-        return p99_s > self.objective_s
+        """Whether commits miss the policy's objective, which is of the 99th percentile."""
+        return max(self.estimate.commit_p99_s or 0.0, self.oldest_s) > self.objective_s
 
     @property
     def objective_s(self) -> float:
@@ -101,32 +103,41 @@ class DeviceView:
 
     @property
     def latency_s(self) -> float:
-        """Mean of the tick's syncs, or the age of one that is still under way."""
+        """Mean of the tick's commits, or the age of one that is still under way."""
         estimate = self.estimate
-        mean = estimate.fsync_total_s / estimate.fsyncs if estimate.fsyncs else 0.0
-        return max(mean, estimate.oldest_fsync_s)
+        mean = estimate.commit_total_s / estimate.fsyncs if estimate.fsyncs else 0.0
+        return max(mean, self.oldest_s)
+
+    @cached_property
+    def asleep_s(self) -> float:
+        """How long a program that commits has slept in write(), if longer than the objective.
+
+        One whose sleep has not grown since the last tick does something else.
+        """
+        slept_s = self.seen.sync.throttled_now_s if self.seen.sync is not None else 0.0
+        return slept_s if slept_s > self._slept_s and slept_s > self.objective_s else 0.0
+
+    @property
+    def oldest_s(self) -> float:
+        """The age of the oldest commit under way."""
+        return max(self.asleep_s, self.estimate.oldest_fsync_s)
 
     @property
     def waited(self) -> bool:
-        """Whether somebody waits for a sync, or did for half of the tick."""
+        """Whether somebody waits for a commit, or did for half of the tick."""
         sync = self.seen.sync
-        return bool(sync is not None and sync.inflight) or (
-            self.estimate.fsync_total_s >= 0.5 * self.dt_s
+        return bool((sync is not None and sync.inflight) or self.asleep_s) or (
+            self.estimate.commit_total_s >= 0.5 * self.dt_s
         )
 
     @property
-    def held_up_s(self) -> float:
-        """Seconds that those who sync slept in write(), where others dirtied most of the pages."""
-        here = self.tick.cgroups.get(self.name, ())
-        total = sum([each.dirtied_bytes for each in here])
-        victims = [
-            each for each in here if each.syncs and 2 * each.dirtied_bytes < total and not each.own
-        ]
-        return max([each.throttled_s for each in victims], default=0.0)
-
-    @property
-    def held_up(self) -> bool:
-        return self.held_up_s >= THROTTLED_SHARE * self.dt_s
+    def throttled_s(self) -> float:
+        """The part of the tick's length that its commits slept in write(), of all their time."""
+        sync = self.seen.sync
+        total_s = self.estimate.commit_total_s + self.oldest_s
+        if sync is None or not total_s:
+            return 0.0
+        return self.dt_s * min(1.0, (sync.throttled_s + self.asleep_s) / total_s)
 
     @property
     def backlog_bytes(self) -> float:

@@ -344,7 +344,7 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     trial.add_argument(
         "--stop-at", type=span, metavar="SPAN",
-        help="stop when an fsync takes this long (default: twice the ceiling, or 20 times its"
+        help="stop when a commit takes this long (default: twice the ceiling, or 20 times its"
         " unloaded median)",
     )  # fmt: skip
     trial.add_argument(

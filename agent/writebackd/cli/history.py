@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
+from writebackd.cli.commit_times import of_commits
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import (
@@ -111,6 +112,10 @@ def figures_json(row: Figures) -> Dict[str, Any]:
         "drain_rate": row.drain_rate,
         "cache_fill": row.fill_share,
         "sync_rate": row.fsyncs / row.span_s,
+        "commit_p50_s": row.commit_latency.quantile(0.5),
+        "commit_p99_s": row.commit_latency.quantile(0.99),
+        "commit_write_share": row.write_share,
+        "commit_oldest_s": row.pending_s,
         "fsync_p50_s": row.latency.quantile(0.5),
         "fsync_p99_s": row.latency.quantile(0.99),
         "fsync_oldest_s": row.oldest_s,
@@ -252,7 +257,7 @@ def _decision(event: Answer, width: int, paint: Paint) -> List[str]:
         _known(event["limit_bytes"], formats.size).rjust(5),
         _known(event["target_bytes"], formats.size).rjust(6),
         _known(event["write_rate"], formats.size).rjust(6),
-        _known(event["fsync_p99_s"], formats.milliseconds).rjust(7),
+        _known(of_commits(event, "{}_p99_s"), formats.milliseconds).rjust(7),
     ]
     who = as_text(event["decision_id"] or event["device"])
     cells = [moment(event["wall_s"]), "decision ", who.ljust(10), paint(state.ljust(9), state)]
@@ -282,7 +287,8 @@ def _repeats(events: Sequence[Answer]) -> str:
     text = f"x{len(events)} until {until}"
     if first["kind"] == "decision":
         limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
-        p99s = [each["fsync_p99_s"] for each in events if each["fsync_p99_s"] is not None]
+        found = [of_commits(each, "{}_p99_s") for each in events]
+        p99s = [p99_s for p99_s in found if p99_s is not None]
         if limits:
             ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))
             text += f", limit {' to '.join(ends)}"
@@ -313,7 +319,7 @@ def render_figures(rows: Sequence[Answer], colour: bool = False) -> str:
     """One line per device and span of time, oldest first."""
     if not rows:
         return "no figures of that time: a row covers 10 s in which a device wrote or synced"
-    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
+    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE commit/s p50 ms  p99 ms"
     lines = [Paint(colour)(head, "faint")]
     for row in rows:
         figures = [
@@ -323,9 +329,9 @@ def render_figures(rows: Sequence[Answer], colour: bool = False) -> str:
             formats.size(row["write_rate"]).rjust(6),
             formats.size(row["drain_rate"]).rjust(6),
             formats.percent(row["cache_fill"]).rjust(5),
-            formats.count(row["sync_rate"]).rjust(7),
-            formats.milliseconds(row["fsync_p50_s"]).rjust(7),
-            formats.milliseconds(row["fsync_p99_s"]).rjust(7),
+            formats.count(row["sync_rate"]).rjust(8),
+            formats.milliseconds(row["commit_p50_s"]).rjust(6),
+            formats.milliseconds(row["commit_p99_s"]).rjust(7),
         ]
         lines.append(" ".join([moment(row["wall_s"]), *figures]))
     return "\n".join(lines)

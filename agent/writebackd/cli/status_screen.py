@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, TextIO, Tuple
 
 from writebackd import formats
+from writebackd.cli.commit_times import measured, notes, of_commits
 
 Answer = Mapping[str, Any]  # of the daemon, or a part of it
 
@@ -26,7 +27,6 @@ _MANY_LEVERS = 5  # and of targets of levers
 _LABEL = 9
 _WATCHER_S = 2.5  # from the end of a lease until the watcher has seen it (actuate/watcher.py)
 _MORE = ".. (doctor)"
-_STUCK_S = 1.0  # an fsync in flight for longer than this has a line
 _COLOURS = {
     "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
     "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
@@ -347,16 +347,14 @@ def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
     excluded = [device for device in shown if device["state"] == "excluded"]
     shown = [device for device in shown if device not in quiet and device not in excluded]
     layout = _layout(width)
-    lines = [paint(line, "faint") for line in _heading(*layout)]
+    lines = [paint(line, "faint") for line in _heading(*layout, measured(shown))]
     for device in shown:
         lines.append(_row(device, *layout, paint))
         if device["reason"]:
             lines += wrapped(device["reason"], width, "    ")
         lines += wrapped(_cache_line(device["write_cache"]), width, "    ")
-        oldest = device["oldest_fsync_s"]
-        if oldest is not None and oldest >= _STUCK_S:
-            text = f"oldest pending fsync: {formats.duration(oldest)}"
-            lines += [paint(line, "warning") for line in wrapped(text, width, "    ")]
+        for text, role in notes(device):
+            lines += [paint(line, role) for line in wrapped(text, width, "    ")]
     for label, some in (("quiet", quiet), ("excluded", excluded)):
         if some:
             lines += labelled(label, " ".join(device["name"] for device in some), width)
@@ -379,14 +377,14 @@ class _Figure(NamedTuple):
     text: Callable[[Answer], str]
 
 
-_RATES, _TIMES = ("per second", "/s"), ("fsync, ms", "ms")
+_RATES, _TIMES = ("per second", "/s"), ("{}, ms", "ms")
 _FIGURES = (
     _Figure("target", 7, "limit", "", lambda device: formats.size(device["target_bytes"])),
     _Figure("drain", 6, *_RATES, lambda device: formats.size(device["drain_rate"])),
     _Figure("writes", 6, *_RATES, lambda device: formats.size(device["write_rate"])),
     _Figure("fsyncs", 6, *_RATES, lambda device: formats.count(device["sync_rate"])),
-    _Figure("p50", 5, *_TIMES, lambda device: formats.milliseconds(device["fsync_p50_s"])),
-    _Figure("p99", 5, *_TIMES, lambda device: formats.milliseconds(device["fsync_p99_s"])),
+    _Figure("p50", 5, *_TIMES, lambda device: formats.milliseconds(of_commits(device, "{}_p50_s"))),
+    _Figure("p99", 5, *_TIMES, lambda device: formats.milliseconds(of_commits(device, "{}_p99_s"))),
     # None in the answer of an older daemon.
     _Figure("obj.", 5, *_TIMES, lambda device: formats.milliseconds(device.get("objective_s"))),
 )
@@ -411,10 +409,10 @@ def _layout(width: int) -> Tuple[int, List[_Figure]]:
     return min(left - 1 if width < 80 else left - 2, _MOUNT_WIDTHS[-1]), shown
 
 
-def _heading(mount_width: int, figures: Sequence[_Figure]) -> List[str]:
+def _heading(mount_width: int, figures: Sequence[_Figure], what: str) -> List[str]:
     kinds: List[str] = []
     for (kind, short), group in groupby(figures, lambda each: (each.kind, each.short)):
-        wide = sum(1 + each.width for each in group) - 1
+        kind, wide = kind.format(what), sum(1 + each.width for each in group) - 1
         if len(f"- {kind} -") <= wide:
             kinds.append(f" {kind} ".center(wide, "-"))
         else:

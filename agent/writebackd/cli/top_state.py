@@ -19,6 +19,8 @@ from typing import (
 )
 
 from writebackd import formats
+from writebackd.cli.commit_times import of_commits
+from writebackd.cli.status_screen import urgency
 from writebackd.policy.units import UnitError, parse_size
 
 if TYPE_CHECKING:  # who lacks psutil is told so by top, and needs none for --json
@@ -28,7 +30,7 @@ Answer = Mapping[str, Any]
 
 # Points of a sparkline that are kept for each device: a wide terminal shows 60.
 KEPT = 120
-SORTS = ("state", "p99", "writes", "fsyncs", "name")
+SORTS = ("state", "p99", "writes", "commits", "name")
 KEYS = "q quit  s sort  g group  j/k scroll  space freeze  p pin  r release  m mode  ? help"
 SHORT_KEYS = "q quit  s sort  g group  space freeze  p pin  r release  m mode  ? help"
 SHORTEST_KEYS = "q quit  s sort  g group  space freeze  ? help"
@@ -43,8 +45,9 @@ HELP = (
     "m               switch between enforce and observe; root",
     "Esc             leave a question, or this page",
     "",
-    "sparkline       p99 of fsync: each step is a factor of 3, from 0.1 ms up;",
-    "                a gap is a tick without an fsync",
+    "p50, p99        of commits: an fsync and the sleep in write() before it",
+    "sparkline       p99: each step is a factor of 3, from 0.1 ms up; a gap is a",
+    "                tick without a commit",
     "cache           estimated fill of the write cache",
     "sleeps          share of the time that a writer slept for the dirty limit",
     "waits           seconds per second that all threads waited for block IO",
@@ -94,7 +97,7 @@ class Top:
         self.p99 = {name: points for name, points in self.p99.items() if name in names}
         for device in status["devices"]:
             points = self.p99.setdefault(device["name"], deque(maxlen=KEPT))
-            points.append(device["fsync_p99_s"])
+            points.append(of_commits(device, "{}_p99_s"))
 
     @property
     def devices(self) -> List[Answer]:
@@ -202,20 +205,11 @@ class Top:
         self.offset = min(max(0, self.offset + by), last)
 
 
-# Where to look first.
-_URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned", "idle")
-
-
-def _urgency(device: Answer) -> int:
-    state = device["state"]
-    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
-
-
 _SORT_KEYS: Dict[str, Callable[[Answer], Any]] = {
-    "state": _urgency,
-    "p99": lambda device: -(device["fsync_p99_s"] or 0.0),
+    "state": urgency,
+    "p99": lambda device: -(of_commits(device, "{}_p99_s") or 0.0),
     "writes": lambda device: -(device["write_rate"] or 0.0),
-    "fsyncs": lambda device: -(device["sync_rate"] or 0.0),
+    "commits": lambda device: -(device["sync_rate"] or 0.0),
     "name": lambda device: str(device["name"]),
 }
 _ACTIONS: Dict[str, Callable[[Top], None]] = {

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from writebackd import formats
+from writebackd.cli.commit_times import of_commits
 from writebackd.cli.io_waits import Wait
-from writebackd.cli.status_screen import clean, fit, headline, limit_line
+from writebackd.cli.status_screen import clean, fit, headline, limit_line, mount_point
 from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
 
 _STYLES = {
@@ -149,7 +150,7 @@ class View:
             ("DEVICE", 8, False),
             *((("MOUNT", mount, False),) if mount else ()),
             ("STATE", 9, False),
-            ("fsync/s", 7, True),
+            ("commit/s", 8, True),
             *((("p50 ms", 6, True),) if spark else ()),
             ("p99 ms", 6, True),
             *(((f"p99, last {spark}" if spark >= 12 else "p99", spark, False),) if spark else ()),
@@ -176,18 +177,14 @@ class View:
 
     def _device(self, top: Top, device: Answer, mount: int, spark: int) -> List[Text]:
         state = device["state"] or formats.UNKNOWN
-        mounts = device["mounts"]
-        where = formats.UNKNOWN
-        if mounts:
-            where = mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
         cells = [Text(fit(device["name"], 8))]
         if mount:
-            cells.append(Text(fit(where, mount)))
+            cells.append(Text(fit(mount_point(device), mount)))
         fill = device["write_cache"]["fill"]
         points = list(top.p99.get(device["name"], ()))[-spark:]
         cells += [Text(state, _STYLES.get(state, "")), Text(formats.count(device["sync_rate"]))]
-        cells += [Text(formats.milliseconds(device["fsync_p50_s"]))] * bool(spark)
-        cells.append(Text(formats.milliseconds(device["fsync_p99_s"])))
+        cells += [Text(formats.milliseconds(of_commits(device, "{}_p50_s")))] * bool(spark)
+        cells.append(Text(formats.milliseconds(of_commits(device, "{}_p99_s"))))
         cells += [Text(self.sparkline(points).rjust(spark))] * bool(spark)
         cells.append(Text(formats.size(device["write_rate"])))
         cells += [Text(formats.size(device["drain_rate"]))] * bool(spark)

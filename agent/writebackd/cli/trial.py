@@ -87,7 +87,7 @@ class _Course:
         self._show(
             f"alternates the agent's limits and the limits as found,"
             f" {formats.size(begun['found_bytes'])}{cut};"
-            f" stops if an fsync takes {formats.duration(begun['stop_s'])}"
+            f" stops if a commit takes {formats.duration(begun['stop_s'])}"
         )
 
     def follow(self) -> None:

@@ -20,7 +20,7 @@ STEERED = (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM)
 # What comes next where the law does not decide.
 _NEXT: Mapping[DeviceState, str] = {
     DeviceState.IDLE: "{follows}. The device is guarded from the next tick after syncs reach"
-    " min-sync-rate{rate}, or one fsync takes longer than the objective.",
+    " min-sync-rate{rate}, or one commit takes longer than the objective.",
     DeviceState.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
     DeviceState.EXHAUSTED: "The limit stays at its floor while the cache is full. If this lasts,"
     " `writebackctl pin` tries a smaller limit, at the cost of throughput. If that does not help,"
@@ -35,7 +35,7 @@ _NEXT: Mapping[DeviceState, str] = {
 
 
 def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[str]:
-    """Whether syncs on the device meet the objective; None without demand or latency."""
+    """Whether commits on the device meet the objective; None without demand or latency."""
     judgement = reasons.judged(estimate, decision.basis) if estimate is not None else None
     if judgement is None:
         return None
@@ -117,14 +117,21 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
     else:
         steps.append(f"drain rate {formats.size(estimate.drain_rate)}/s")
     if estimate.demand_known:
-        text = f"{formats.count(estimate.sync_rate or 0.0)} syncs/s"
-        if estimate.fsync_p50_s is not None:
-            text += f", p50 {_ms(estimate.fsync_p50_s)}, p99 {_ms(estimate.fsync_p99_s)}"
-        if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
-            text += f", oldest pending {_ms(estimate.oldest_fsync_s)}"
+        text = f"{formats.count(estimate.sync_rate or 0.0)} commits/s"
+        if estimate.commit_p50_s is not None:
+            text += f", p50 {_ms(estimate.commit_p50_s)}, p99 {_ms(estimate.commit_p99_s)}"
+        if estimate.oldest_commit_s > (estimate.commit_p99_s or 0.0):
+            text += f", oldest pending {_ms(estimate.oldest_commit_s)}"
         if estimate.baseline_s is not None:
             text += f", unloaded {_ms(estimate.baseline_s)}"
         steps.append(text)
+    if estimate.commit_write_share is not None:
+        steps.append(
+            f"commits wait in write(): {formats.percent(estimate.commit_write_share)} of their"
+            f" time; fsync p99 {_ms(estimate.fsync_p99_s)}"
+        )
+    elif estimate.commit_p50_s is not None:
+        steps.append("sleep in write() not visible on this kernel: times are of fsync alone")
     if estimate.slow_share is not None:
         steps.append(f"{formats.percent(estimate.slow_share)} of sync time in slow syncs")
     return tuple(steps)

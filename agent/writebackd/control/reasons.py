@@ -86,12 +86,12 @@ def paced(rule: Rule) -> str:
 
 
 def wait_s(estimate: Estimate) -> float:
-    """p99 of fsync or the age of the oldest pending one, whichever is larger; seconds."""
-    return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+    """p99 of a commit or the age of the oldest pending one, whichever is larger; seconds."""
+    return max(estimate.commit_p99_s or 0.0, estimate.oldest_commit_s)
 
 
 class Judgement(NamedTuple):
-    """Whether syncs on a device meet the objective."""
+    """Whether commits on a device meet the objective."""
 
     met: bool
     text: str
@@ -108,16 +108,17 @@ def judged(estimate: Estimate, basis: Optional[Basis]) -> Optional[Judgement]:
     met = waits_s <= basis.objective_s
     sign = "within" if met else ">"
     return Judgement(
-        met, f"{_longest(estimate)} {sign} {_ms(basis.objective_s)} ms",
+        met, f"{longest(estimate)} {sign} {_ms(basis.objective_s)} ms",
         waits_s / basis.objective_s,
     )  # fmt: skip
 
 
-def _longest(estimate: Estimate) -> str:
-    """`wait_s` in words: p99 covers only syncs that have returned."""
-    p99_s = estimate.fsync_p99_s or 0.0
-    if estimate.oldest_fsync_s > p99_s:
-        return f"oldest pending fsync {_ms(estimate.oldest_fsync_s)} ms"
+def longest(estimate: Estimate) -> str:
+    """`wait_s` in words: p99 covers only commits that have ended."""
+    p99_s, oldest_s = estimate.commit_p99_s or 0.0, estimate.oldest_commit_s
+    if oldest_s > p99_s:
+        where = "fsync" if oldest_s <= estimate.oldest_fsync_s else "commit, in write(),"
+        return f"oldest pending {where} {_ms(oldest_s)} ms"
     return f"p99 {_ms(p99_s)} ms"
 
 
@@ -151,7 +152,7 @@ def cost(drain_rate: Optional[float], basis: Basis) -> str:
 
 def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """If the objective is missed: a limit that would meet it, and the throughput lost by it."""
-    p99 = estimate.fsync_p99_s
+    p99 = estimate.commit_p99_s
     if not (estimate.flooded and estimate.full and p99 and p99 > basis.objective_s):
         return ""
     floor = basis.floor_bytes / estimate.limit_share

@@ -231,6 +231,7 @@ def _estimate_device(
             slow_share=memory.drain.slow_share if flooded and sync is not None else None,
             inflight=seen.inflight,
             lasting=lasting,
+            commit_total_s=commits_s,
             commit_p50_s=commit_p50_s,
             commit_p99_s=commit_p99_s,
             commit_write_share=write_share,

@@ -186,10 +186,12 @@ class Objective:
     """[objective]; keep_throughput is a share (0..1), min_sync_rate fsyncs per second."""
 
     fsync_p99_s: float = field(metadata=_device_key(TIME, "20ms", "100us", "60s", doc=
-        "Wanted 99th percentile of fsync latency. The objective in force is the larger of this "
-        "and `baseline-multiple` times the unloaded baseline."))
+        "Wanted 99th percentile of a commit: an fsync and what its caller slept in write() since "
+        "the last one. Where the kernel does not show that sleep, of the fsync alone. The "
+        "objective in force is the larger of this and `baseline-multiple` times the unloaded "
+        "baseline."))
     baseline_multiple: float = field(metadata=_device_key(MULTIPLE, "10x", "1.5x", "1000x", doc=
-        "fsync latency that counts as good, in multiples of the device's own unloaded baseline."))
+        "Time of a commit that counts as good, in multiples of the device's own unloaded fsync."))
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
         "Share of the drain rate that a flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
@@ -300,7 +302,7 @@ class Alerts(Routing):
         "Share of the usual sync rate below which syncs may have collapsed; their latency "
         "(`latency-multiple`) and size (`bytes-share`) have to agree."))
     latency_multiple: float = field(metadata=_key(MULTIPLE, "3x", "1.5x", "1000x", doc=
-        "Latency of a sync that counts as bad, in multiples of the device's own usual latency; "
+        "Time of a commit that counts as bad, in multiples of the device's own usual latency; "
         "never below `fsync-p99`."))
     bytes_share: float = field(metadata=_key(SHARE, "70%", "1%", "100%", doc=
         "Syncs that write this share of the highest rate ever seen for syncs are larger, not "

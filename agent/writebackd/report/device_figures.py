@@ -37,10 +37,31 @@ class Figures:
     objective_s: Optional[float] = None  # p99 wanted, at the end; None while nobody syncs
     oldest_s: float = 0.0  # the longest that an fsync was seen to wait
     latency: Histogram = field(default_factory=Histogram)  # of the fsyncs
+    # Of commits, as in SyncSample; None where their sleep in write() is not visible.
+    oldest_commit_s: Optional[float] = None
+    commits: Optional[Histogram] = None
+    throttled_s: Optional[float] = None
 
     @property
     def fsyncs(self) -> int:
         return self.latency.total
+
+    @property
+    def commit_latency(self) -> Histogram:
+        return self.latency if self.commits is None else self.commits
+
+    @property
+    def pending_s(self) -> float:
+        """The longest that a commit was seen to wait."""
+        return self.oldest_s if self.oldest_commit_s is None else self.oldest_commit_s
+
+    @property
+    def write_share(self) -> Optional[float]:
+        """The share of the commits' time that was slept in write()."""
+        total_s = self.commit_latency.total_s()
+        if self.throttled_s is None or not total_s:
+            return None
+        return min(1.0, self.throttled_s / total_s)
 
     @property
     def end_s(self) -> float:
@@ -48,8 +69,8 @@ class Figures:
 
     @property
     def longest_s(self) -> float:
-        """The longest fsync, one that is still pending included."""
-        return max(self.oldest_s, self.latency.quantile(1.0) or 0.0)
+        """The longest commit, one that is still pending included."""
+        return max(self.pending_s, self.commit_latency.quantile(1.0) or 0.0)
 
 
 def fold(rows: Sequence[Figures]) -> Figures:
@@ -59,6 +80,7 @@ def fold(rows: Sequence[Figures]) -> Figures:
     """
     span_s = sum([row.span_s for row in rows])
     fills = [row.fill_share for row in rows if row.fill_share is not None]
+    slept = [row.throttled_s for row in rows if row.throttled_s is not None]
     return replace(
         rows[-1],
         wall_s=rows[0].wall_s,
@@ -71,18 +93,26 @@ def fold(rows: Sequence[Figures]) -> Figures:
         fill_share=max(fills, default=None),
         oldest_s=max([row.oldest_s for row in rows]),
         latency=sum((row.latency for row in rows), Histogram()),
+        oldest_commit_s=max([row.pending_s for row in rows]) if slept else None,
+        commits=sum((row.commit_latency for row in rows), Histogram()) if slept else None,
+        throttled_s=sum(slept) if slept else None,
     )
 
 
 class _Sum:
     """One device since the row began; not frozen, because a tick has no time to copy it."""
 
-    __slots__ = ("counts", "fill", "flooded_s", "last", "oldest_s", "written")
+    __slots__ = (
+        "commits", "counts", "fill", "flooded_s", "last", "oldest_commit_s", "oldest_s",
+        "throttled_s", "written",
+    )
 
     def __init__(self, estimate: Estimate) -> None:
-        self.written = self.flooded_s = self.oldest_s = 0.0
+        self.written = self.flooded_s = self.oldest_s = self.oldest_commit_s = 0.0
+        self.throttled_s: Optional[float] = None
         self.fill: Optional[float] = None
         self.counts: Dict[int, int] = {}
+        self.commits: Dict[int, int] = {}
         self.last = estimate
 
     def add(self, seen: DeviceSample, estimate: Estimate, dt_s: float) -> None:
@@ -91,14 +121,22 @@ class _Sum:
             self.flooded_s += dt_s
         if estimate.oldest_fsync_s > self.oldest_s:
             self.oldest_s = estimate.oldest_fsync_s
+        if estimate.oldest_commit_s > self.oldest_commit_s:
+            self.oldest_commit_s = estimate.oldest_commit_s
         fill = estimate.fill_share
         if fill is not None and (self.fill is None or fill > self.fill):
             self.fill = fill
         if seen.sync is not None:
-            latency = seen.sync.latency
-            for index, count in zip(latency.indices, latency.counts):
-                self.counts[index] = self.counts.get(index, 0) + count
+            _count(self.counts, seen.sync.latency)
+            if seen.sync.commits is not None:
+                _count(self.commits, seen.sync.commits)
+                self.throttled_s = (self.throttled_s or 0.0) + seen.sync.throttled_s
         self.last = estimate
+
+
+def _count(counts: Dict[int, int], latency: Histogram) -> None:
+    for index, count in zip(latency.indices, latency.counts):
+        counts[index] = counts.get(index, 0) + count
 
 
 class Collector:
@@ -144,6 +182,7 @@ class Collector:
         for name, each in self._sums.items():
             decision = decided.get(name)  # None: it is gone by now
             basis = decision.basis if decision is not None else None
+            visible = each.throttled_s is not None
             rows.append(
                 Figures(
                     wall_s=snapshot.sample.wall_s - span_s,
@@ -160,7 +199,10 @@ class Collector:
                     baseline_s=each.last.baseline_s,
                     objective_s=basis.objective_s if basis is not None else None,
                     oldest_s=each.oldest_s,
-                    latency=Histogram(tuple(sorted(each.counts.items()))),
+                    latency=Histogram(sorted(each.counts.items())),
+                    oldest_commit_s=each.oldest_commit_s if visible else None,
+                    commits=Histogram(sorted(each.commits.items())) if visible else None,
+                    throttled_s=each.throttled_s,
                 )
             )
         return tuple(rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One device's figures as panels above one time axis: limit, fsync, rates, cache. Pure."""
+"""One device's figures as panels above one time axis: limit, commits, rates, cache. Pure."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ PANELS = (
         SIZES,
     ),
     Panel(
-        "fsync",
+        "commit",
         (
             Line("objective for p99", "found", lambda row: row.objective_s),
-            Line("p99", "two", lambda row: row.latency.quantile(0.99)),
-            Line("p50", "one", lambda row: row.latency.quantile(0.5)),
+            Line("p99", "two", lambda row: row.commit_latency.quantile(0.99)),
+            Line("p50", "one", lambda row: row.commit_latency.quantile(0.5)),
         ),
         _latency,
         LOG,

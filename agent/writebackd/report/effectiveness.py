@@ -12,12 +12,12 @@ from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 
 # Below this a comparison says more of chance than of limits; who starves for a minute has few
-# fsyncs, and has waited for that minute all the same.
+# commits, and has waited for that minute all the same.
 LEAST_S, LEAST_FSYNCS = 60.0, 100
 # The waits of one part of a day differ by so much from another's for no reason
 # (docs/research/2026-11-costs.md: one run scatters by about 1.5).
 CHANCE = 1.5
-# Of a row's span: four fsyncs of 2.5 s fill a row of flood, and 1600 fast ones the few seconds
+# Of a row's span: four commits of 2.5 s fill a row of flood, and 1600 fast ones the few seconds
 # before it, so a row that is half and half would speak for the wrong side.
 WHOLE = 0.9
 # A job that pauses for longer between two files is another one.
@@ -29,19 +29,20 @@ class Period:
     """The rows of one device that have something in common, added up."""
 
     span_s: float = 0.0
-    latency: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)  # of commits
+    fsync_latency: Histogram = field(default_factory=Histogram)
     written_bytes: float = 0.0
     limit_bytes: Optional[float] = None  # median over time
     found_bytes: Optional[float] = None  # of the limit as found then, median over time
     oldest_s: float = 0.0
-    met: int = 0  # fsyncs surely within the objective of their time, of `judged`
+    met: int = 0  # commits surely within the objective of their time, of `judged`
     judged: int = 0
     objectives_s: Tuple[float, ...] = ()  # those that they were judged by, ascending
     # Floods, apart by GAP_S or more, and of them those in which p99 missed the objective.
     floods: int = 0
     missed_floods: int = 0
     target_bytes: Optional[float] = None  # the limit that the device asked for, median over time
-    unfinished: Tuple[float, ...] = ()  # seconds that fsyncs waited which were not seen to return
+    unfinished: Tuple[float, ...] = ()  # seconds that commits waited which were not seen to return
 
     @property
     def p50_s(self) -> Optional[float]:
@@ -57,20 +58,20 @@ class Period:
 
     @property
     def longest_s(self) -> float:
-        """Of all fsyncs, those that did not return included."""
+        """Of all commits, those that did not return included."""
         return max(self.oldest_s, self.latency.quantile(1.0) or 0.0)
 
     @property
     def waited_s(self) -> float:
-        """All fsyncs together, those of threads that wait side by side added up."""
+        """All commits together, those of threads that wait side by side added up."""
         return self.latency.total_s() + sum(self.unfinished)
 
     @property
     def wait_s(self) -> Optional[float]:
-        """Half of the time waited was in fsyncs that took this long or longer.
+        """Half of the time waited was in commits that took this long or longer.
 
-        Each counts for as long as it lasted: in a minute with one fsync of 59 s and 1000 of a
-        millisecond the median fsync takes a millisecond, and the program waits for a minute.
+        Each counts for as long as it lasted: in a minute with one commit of 59 s and 1000 of a
+        millisecond the median commit takes a millisecond, and the program waits for a minute.
         """
         weighed = [(waited_s, waited_s) for waited_s in self.unfinished]
         for index, count in self.latency.buckets:
@@ -90,11 +91,11 @@ class Effectiveness:
     """One device's time: floods that met somebody who syncs, with and without writebackd."""
 
     device: str
-    held: Period  # flood and fsyncs, a limit of writebackd in force
-    loose: Period  # flood and fsyncs, the limits as found (observe, held off, yielded)
-    calm: Period  # fsyncs without a flood
-    flooded_s: float  # with fsyncs or without
-    brief_s: float  # of it: with fsyncs, in rows that are flooded or ours in part, of neither side
+    held: Period  # flood and commits, a limit of writebackd in force
+    loose: Period  # flood and commits, the limits as found (observe, held off, yielded)
+    calm: Period  # commits without a flood
+    flooded_s: float  # with commits or without
+    brief_s: float  # of it: with commits, in rows that are flooded or ours in part, of neither side
     # In a trial, limits in turn, which are neither side's; and in rows that a trial touches, which
     # are in nothing here.
     tried_s: float
@@ -118,8 +119,8 @@ def measure(
     `device` is its name where there may be no rows.
     """
     rows = outside(found, trials)
-    # A row in which none returned is the worst of all, not one without fsyncs.
-    synced = [row for row in rows if row.fsyncs or row.oldest_s]
+    # A row in which none returned is the worst of all, not one without commits.
+    synced = [row for row in rows if row.fsyncs or row.pending_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
     lost = _unfinished(rows)
     drains = [(row.drain_rate, row.span_s) for row in rows if row.drain_rate]
@@ -145,22 +146,22 @@ def _is_mixed(row: Figures) -> bool:
 
 
 def _unfinished(rows: Sequence[Figures]) -> Dict[float, float]:
-    """By the beginning of a row: how long an fsync had waited in it that nothing more is told of.
+    """By the beginning of a row: how long a commit had waited in it that nothing more is told of.
 
     One that returns, or waits on, is in that row or in the next with what it took in the end.
     """
     found = {}
     for row, after in zip(rows, (*rows[1:], None)):
-        if row.oldest_s <= _longest(row):
+        if row.pending_s <= _longest(row):
             continue
         follows = after is not None and after.wall_s - row.end_s < row.span_s
-        if after is None or not follows or max(after.oldest_s, _longest(after)) < row.oldest_s:
-            found[row.wall_s] = row.oldest_s
+        if after is None or not follows or max(after.pending_s, _longest(after)) < row.pending_s:
+            found[row.wall_s] = row.pending_s
     return found
 
 
 def _longest(row: Figures) -> float:
-    return row.latency.quantile(1.0) or 0.0
+    return row.commit_latency.quantile(1.0) or 0.0
 
 
 def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
@@ -171,14 +172,15 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
     span_s = sum(row.span_s for row in rows)
     return Period(
         span_s=span_s,
-        latency=sum((row.latency for row in rows), Histogram()),
+        latency=sum((row.commit_latency for row in rows), Histogram()),
+        fsync_latency=sum((row.latency for row in rows), Histogram()),
         written_bytes=sum(row.write_rate * row.span_s for row in rows),
         limit_bytes=weighted_median([(row.limit_bytes, row.span_s) for row in rows]),
         found_bytes=weighted_median([(row.found_bytes, row.span_s) for row in rows]),
-        oldest_s=max(row.oldest_s for row in rows),
+        oldest_s=max(row.pending_s for row in rows),
         # A bucket that the objective lies in may be on either side of it.
         met=sum(
-            count for row in judged for index, count in row.latency.buckets
+            count for row in judged for index, count in row.commit_latency.buckets
             if BUCKET_EDGES_S[index + 1] <= (row.objective_s or 0.0)
         ),
         judged=sum(row.fsyncs for row in judged),
@@ -205,7 +207,7 @@ def spells(rows: Sequence[Figures]) -> List[List[Figures]]:
 def _misses(row: Figures) -> bool:
     if row.objective_s is None:
         return False
-    return max(row.oldest_s, row.latency.quantile(0.99) or 0.0) > row.objective_s
+    return max(row.pending_s, row.commit_latency.quantile(0.99) or 0.0) > row.objective_s
 
 
 def weighted_median(
@@ -227,12 +229,12 @@ def headline(found: Sequence[Effectiveness]) -> str:
         brief_s = max((each.brief_s for each in found), default=0.0)
         if brief_s:
             return (
-                f"Floods with fsyncs lasted {formats.duration(brief_s)} in all, each too short"
+                f"Floods with commits lasted {formats.duration(brief_s)} in all, each too short"
                 " to compare."
             )
-        return "No flood with fsyncs: nothing to compare."
+        return "No flood with commits: nothing to compare."
     most = max(judged, key=lambda each: (bool(each.held.span_s), each.held.waited_s))
-    held, loose, what = most.held, most.loose, f"fsyncs under flood on {most.device}"
+    held, loose, what = most.held, most.loose, f"commits under flood on {most.device}"
     if held.span_s and loose.counts:
         text = f"{what}: {_rate(held)} with writebackd, {_rate(loose)} without"
         if not (held.latency.total and loose.latency.total):
@@ -240,7 +242,7 @@ def headline(found: Sequence[Effectiveness]) -> str:
         text += f"; p99 {_against(held.p99_s, loose.p99_s)}"
         if _hides(held) or _hides(loose):
             waits = _against(held.wait_s, loose.wait_s)
-            text += f"; half of all waiting in fsyncs longer than {waits}"
+            text += f"; half of all waiting in commits longer than {waits}"
         return text
     if held.span_s:
         little = f"only {formats.duration(loose.span_s)} " if loose.span_s else "not "
@@ -253,7 +255,7 @@ def _half(stretch: Period) -> str:
         return f"none returned, longest wait {latency(stretch.longest_s)},"
     text = f"{_rate(stretch)}, p99 {latency(stretch.p99_s)}"
     if _hides(stretch):
-        text += f", half of all waiting in fsyncs longer than {latency(stretch.wait_s)}"
+        text += f", half of all waiting in commits longer than {latency(stretch.wait_s)}"
     return text
 
 
@@ -262,7 +264,7 @@ def _rate(stretch: Period) -> str:
 
 
 def _hides(stretch: Period) -> bool:
-    """Whether p99 says nothing of most of the waiting: one fsync of 11 s among a thousand."""
+    """Whether p99 says nothing of most of the waiting: one commit of 11 s among a thousand."""
     return stretch.wait_s is not None and stretch.wait_s > 10 * (stretch.p99_s or 0.0)
 
 
@@ -289,9 +291,9 @@ def sentences(each: Effectiveness) -> List[str]:
             return [*lines, "Never flooded."]
         text = f"Flooded for {formats.duration(each.flooded_s)}"
         if each.brief_s:
-            text += f", with fsyncs for {formats.duration(each.brief_s)}: too short to compare"
+            text += f", with commits for {formats.duration(each.brief_s)}: too short to compare"
         else:
-            text += ", without fsyncs"
+            text += ", without commits"
         return [*lines, f"{text}."]
     if held.span_s:
         rate = held.written_bytes / held.span_s
@@ -300,7 +302,7 @@ def sentences(each: Effectiveness) -> List[str]:
             drain_rate = formats.size(each.drain_rate)
             share = f", {formats.percent(rate / each.drain_rate)} of the drain rate {drain_rate}/s"
         lines += [
-            f"Floods with fsyncs lasted {formats.duration(held.span_s + each.loose.span_s)}."
+            f"Floods with commits lasted {formats.duration(held.span_s + each.loose.span_s)}."
             f" writebackd set the limit for {formats.duration(held.span_s)} of it, at"
             f" {formats.size(held.limit_bytes)} instead of {formats.size(held.found_bytes)}"
             f" (medians).{_met(held)}",
@@ -326,9 +328,9 @@ def _unheld(each: Effectiveness) -> List[str]:
         objective = f"{least_s} to {more[-1]}" if more else least_s
         missed = loose.judged - loose.met
         lines.append(
-            f"Under the original limit fsync p99 missed the objective of {objective} in"
+            f"Under the original limit commit p99 missed the objective of {objective} in"
             f" {loose.missed_floods} of {loose.floods} floods: {number(missed)} of"
-            f" {number(loose.judged)} fsyncs ({formats.percent(missed / loose.judged)}) took"
+            f" {number(loose.judged)} commits ({formats.percent(missed / loose.judged)}) took"
             f" longer, the longest {latency(loose.longest_s)}."
         )
     target, found = loose.target_bytes, loose.found_bytes
@@ -367,13 +369,13 @@ def _compared(held: Period, loose: Period) -> str:
     with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
     rates = f"{_rate(loose)} against {_rate(held)} with it"
     if without_s > CHANCE * with_s > 0:
-        return f"fsyncs waited {_times(without_s / with_s)} as long as with writebackd; {rates}"
+        return f"commits waited {_times(without_s / with_s)} as long as with writebackd; {rates}"
     if with_s > CHANCE * without_s > 0:
         times = _times(with_s / without_s)
-        return f"writebackd made it worse, fsyncs waited {times} as long with it; {rates}"
+        return f"writebackd made it worse, commits waited {times} as long with it; {rates}"
     if held.sync_rate > CHANCE * loose.sync_rate:
         # Who waits asks less often, and so has less weight in a quantile.
-        return f"fsyncs waited as long as with writebackd, but fewer came; {rates}"
+        return f"commits waited as long as with writebackd, but fewer came; {rates}"
     return f"no difference beyond chance; {rates}"
 
 

@@ -114,5 +114,8 @@ def _decision(now: Snapshot, decision: DeviceDecision) -> Event:
         write_rate=estimate.write_rate,
         fsync_p50_s=estimate.fsync_p50_s,
         fsync_p99_s=estimate.fsync_p99_s,
+        commit_p50_s=estimate.commit_p50_s,
+        commit_p99_s=estimate.commit_p99_s,
+        commit_write_share=estimate.commit_write_share,
         text=decision.reason,
     )

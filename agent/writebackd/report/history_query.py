@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sqlite3
 from operator import attrgetter
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import (
+    ADDED,
     EVENT_COLUMNS,
     FIGURE_COLUMNS,
+    VERSION,
     Event,
     figures_from_row,
     is_event_row,
@@ -24,6 +27,10 @@ log = logging.getLogger(__name__)
 
 # What befell the host as a whole befell each of its devices.
 _OF_DEVICE = "(device = ? OR device IS NULL)"
+# Columns that a file of an earlier version does not have yet.
+_ADDED = re.compile(
+    r"\b(?:%s)\b" % "|".join(each.split()[0] for _, columns in ADDED.values() for each in columns)
+)
 
 
 class HistoryError(Exception):
@@ -133,8 +140,11 @@ def _rows(
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
         try:
-            if int(database.execute("PRAGMA user_version").fetchone()[0]) < version:
+            found = int(database.execute("PRAGMA user_version").fetchone()[0])
+            if found < version:
                 return [[] for _ in queries]
+            if found < VERSION:
+                queries = [(_ADDED.sub("NULL", query), values) for query, values in queries]
             return [database.execute(query, values).fetchall() for query, values in queries]
         finally:
             database.close()

@@ -10,8 +10,16 @@ from typing import Mapping, Optional, Sequence, Tuple
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
 
-# 2 has the figures and the alerts; a file of version 1 gets them, a later one is set aside.
-VERSION = 2
+# 2 has the figures and the alerts, 3 the commits.  An older file gets them, a later one is set
+# aside.
+VERSION = 3
+_FIGURES_OF_3 = ("oldest_commit_s REAL", "commits TEXT", "throttled_s REAL")
+# By table: since when it is there, and the columns that it has since version 3.
+ADDED = {
+    "events": (1, ("commit_p50_s REAL", "commit_p99_s REAL", "commit_write_share REAL")),
+    "fine": (2, _FIGURES_OF_3),
+    "coarse": (2, _FIGURES_OF_3),
+}
 _LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
 
 
@@ -32,6 +40,9 @@ class Event:
     write_rate: Optional[float] = None
     fsync_p50_s: Optional[float] = None
     fsync_p99_s: Optional[float] = None
+    commit_p50_s: Optional[float] = None
+    commit_p99_s: Optional[float] = None
+    commit_write_share: Optional[float] = None
     text: str = ""
     # What read_alerts() gives back, as JSON: not a column of the events.
     alert: Optional[str] = None
@@ -43,13 +54,14 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
     " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
     " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)",
+    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL, " + ", ".join(ADDED["events"][1])
+    + ")",
     *(
         f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
         " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
         " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
         " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
-        " latency TEXT NOT NULL)"
+        f" latency TEXT NOT NULL, {', '.join(_FIGURES_OF_3)})"
         for table in ("fine", "coarse")
     ),
     "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
@@ -67,9 +79,24 @@ def event_to_row(event: Event) -> Tuple[object, ...]:
 
 
 def figures_to_row(row: Figures) -> Tuple[object, ...]:
-    latency = " ".join(f"{index}:{count}" for index, count in row.latency.buckets)
-    values = {**row.__dict__, "latency": latency}
+    values = {**row.__dict__, "latency": _buckets(row.latency), "commits": _buckets(row.commits)}
     return tuple(storable(values[name]) for name in FIGURE_COLUMNS)
+
+
+def _buckets(histogram: Optional[Histogram]) -> Optional[str]:
+    if histogram is None:
+        return None
+    return " ".join(f"{index}:{count}" for index, count in histogram.buckets)
+
+
+def _histogram(text: object) -> Histogram:
+    """Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError("not a text")
+    buckets = tuple((int(i), int(n)) for i, n in (pair.split(":") for pair in text.split()))
+    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
+        raise ValueError("no such bucket")
+    return Histogram(buckets)
 
 
 def storable(value: object) -> object:
@@ -92,19 +119,17 @@ def is_event_row(row: Tuple[object, ...]) -> bool:
 def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
     """The row; None where it is damaged."""
     found = dict(zip(FIGURE_COLUMNS, row))
-    device, latency, span_s = found.pop("device"), found.pop("latency"), found["span_s"]
-    if not (isinstance(device, str) and isinstance(latency, str)):
-        return None
-    if not _are_numbers(found, _NEEDED) or not span_s:
-        return None
+    device, span_s = found.pop("device"), found["span_s"]
     try:
-        pairs = [pair.split(":") for pair in latency.split()]
-        buckets = tuple((int(index), int(count)) for index, count in pairs)
+        latency, text = _histogram(found.pop("latency")), found.pop("commits")
+        commits = None if text is None else _histogram(text)
     except ValueError:
         return None
-    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
+    if not isinstance(device, str) or not _are_numbers(found, _NEEDED) or not span_s:
         return None
-    return Figures(device=device, latency=Histogram(buckets), **found)  # type: ignore[arg-type]
+    return Figures(
+        device=device, latency=latency, commits=commits, **found  # type: ignore[arg-type]
+    )
 
 
 def _are_numbers(found: Mapping[str, object], needed: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from typing import Dict, List, Optional, Tuple, Union
 
 from writebackd.report.device_figures import COARSE_S, Figures, fold
 from writebackd.report.history_schema import (
+    ADDED,
     EVENT_COLUMNS,
     FIGURE_COLUMNS,
     TABLES,
@@ -305,6 +306,9 @@ def open_database(path: Path) -> sqlite3.Connection:
         if version < VERSION:
             with database:
                 database.execute("BEGIN IMMEDIATE")
+                for name, (since, columns) in ADDED.items():
+                    for column in columns if 0 < since <= version else ():
+                        database.execute(f"ALTER TABLE {name} ADD COLUMN {column}")
                 for table in TABLES:
                     database.execute(table)
                 database.execute(f"PRAGMA user_version={VERSION}")

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.time_to_clean import time_to_clean
-from writebackd.report.totals import FSYNC_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
+from writebackd.report.totals import COMMIT_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
 from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
@@ -254,12 +254,13 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         for state, label in _STATES:
             page.add(name, f"{row.labels},{label}", int(row.decision.state is state))
     name = page.family(
-        "device_fsync_duration_seconds", "histogram", "fsync, fdatasync, msync, O_(D)SYNC writes."
+        "device_commit_duration_seconds", "histogram",
+        "fsync, fdatasync, msync, O_(D)SYNC writes, and the sleep in write() before them.",
     )
     for row in rows:
         if row.sample.sync is not None:
             totals = row.totals
-            page.histogram(name, row.labels, FSYNC_BOUNDS_S, totals.fsyncs, totals.fsync_s)
+            page.histogram(name, row.labels, COMMIT_BOUNDS_S, totals.commits, totals.commit_s)
     for what, kind, text, value_of in _DEVICE:
         name = page.family(what, kind, text)
         for row in rows:
@@ -313,13 +314,21 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
      _of_syncs(lambda estimate: int(estimate.demand))),
     ("device_flooded", "gauge", "Whether a flood of buffered writes is on.",
      lambda row: int(row.estimate.flooded)),
+    ("device_commit_p50_seconds", "gauge", "Median of the commits of the last tick.",
+     lambda row: row.estimate.commit_p50_s),
+    ("device_commit_p99_seconds", "gauge", "99th percentile of the commits of the last tick.",
+     lambda row: row.estimate.commit_p99_s),
+    ("device_commit_write_ratio", "gauge", "Share of the commits' time that was slept in write().",
+     lambda row: row.estimate.commit_write_share),
+    ("device_oldest_commit_seconds", "gauge", "Age of the oldest commit that has not ended.",
+     _of_syncs(lambda estimate: estimate.oldest_commit_s)),
     ("device_fsync_p50_seconds", "gauge", "Median of the fsyncs of the last tick.",
      lambda row: row.estimate.fsync_p50_s),
     ("device_fsync_p99_seconds", "gauge", "99th percentile of the fsyncs of the last tick.",
      lambda row: row.estimate.fsync_p99_s),
     ("device_fsync_baseline_seconds", "gauge", "Median fsync of the unloaded device.",
      lambda row: row.estimate.baseline_s),
-    ("device_fsync_objective_seconds", "gauge", "Wanted p99 of fsync, under demand.",
+    ("device_fsync_objective_seconds", "gauge", "Wanted p99 of commits, under demand.",
      _objective),
     ("device_fsyncs_inflight", "gauge", "fsyncs that have not returned.",
      _of_syncs(lambda estimate: estimate.fsyncs_inflight)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Recommends one fixed dirty limit for a host, from its history and what was learned.  Pure.
 
-The knee is R x tau: with less, writers slow down, with more, fsyncs wait longer and nobody is
+The knee is R x tau: with less, writers slow down, with more, commits wait longer and nobody is
 faster.  Where writebackd held floods, limit / rate shows tau.  Where it only observed, no limit was
 tried: then it is the best one of a calibration, or what drains in the time that the objective
 allows.
@@ -40,7 +40,7 @@ Spans = Sequence[Tuple[float, float]]
 
 # Seconds.  Backups run by night: a day has seen each job of a host once.
 ENOUGH_OBSERVED_S = 86_400.0
-# Seconds of floods that met fsyncs.  R and the limit are medians; a destage slows the flood every
+# Seconds of floods that met commits.  R and the limit are medians; a destage slows the flood every
 # 9 s, and this is 30 of them.
 ENOUGH_FLOOD_S = 300.0
 # One copy says little of the next, unless it lasts (seconds).
@@ -59,7 +59,7 @@ class Basis(Enum):
     KNEE = "knee"  # the smallest limit of writebackd's under which floods still got R
     WAVES = "waves"  # what writebackd asked for in the middle of floods too short for a knee
     CALIBRATED = "calibrated"  # the best of those that a calibration tried
-    OBJECTIVE = "objective"  # no limit was tried: what drains in the time that fsync may take
+    OBJECTIVE = "objective"  # no limit was tried: what drains in the time that a commit may take
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DeviceAdvice:
 
     effect: Effectiveness
     objective_s: float
-    floods: int  # that met fsyncs
+    floods: int  # that met commits
     flood_s: float  # their length together
     alone_s: float  # of floods that met none
     held_s: float  # of it, with a limit of writebackd in force
@@ -101,7 +101,7 @@ class DeviceAdvice:
 
     @property
     def counts(self) -> bool:
-        """Whether it has a say: it was seen for long enough what floods do beside fsyncs."""
+        """Whether it has a say: it was seen for long enough what floods do beside commits."""
         calibrated = self.basis is Basis.CALIBRATED
         return (calibrated or self.flood_s >= LEAST_S) and self.limit_bytes is not None
 
@@ -205,7 +205,7 @@ def _advice(
 ) -> DeviceAdvice:
     effect = measure(found, trials, name)
     rows = outside(found, [*trials, *orders])
-    flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.oldest_s)]
+    flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.pending_s)]
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
     held_s = sum(row.flooded_s for row in held)
     drain_rate, seen_s = _drain(rows, learned)
@@ -245,7 +245,7 @@ def _advice(
         objective_s=objective,
         floods=len(spells(flooded)),
         flood_s=sum(row.flooded_s for row in flooded),
-        alone_s=sum(row.flooded_s for row in rows if not (row.fsyncs or row.oldest_s)),
+        alone_s=sum(row.flooded_s for row in rows if not (row.fsyncs or row.pending_s)),
         held_s=held_s,
         drain_rate=drain_rate,
         drain_age_s=None if seen_s is None else max(0.0, now_s - seen_s),
@@ -308,10 +308,10 @@ def _missing(
         )
     most = decider or max(found, key=lambda each: each.flood_s, default=None)
     if most is None or not most.flood_s:
-        return (*missing, "a flood with fsyncs on one device: none so far")
+        return (*missing, "a flood with commits on one device: none so far")
     if most.flood_s < ENOUGH_FLOOD_S:
         missing.append(
-            f"{formats.duration(ENOUGH_FLOOD_S)} of floods with fsyncs on {most.name}:"
+            f"{formats.duration(ENOUGH_FLOOD_S)} of floods with commits on {most.name}:"
             f" {formats.duration(most.flood_s)} so far"
         )
     if most.floods < ENOUGH_FLOODS and most.flood_s < LONG_FLOOD_S:
@@ -337,19 +337,19 @@ def reason(found: Recommendation) -> List[str]:
     decider = found.decider
     if decider is None or found.limit_bytes is None:
         return []
-    held = f"{formats.duration(decider.held_s)} of floods with fsyncs that writebackd limited"
+    held = f"{formats.duration(decider.held_s)} of floods with commits that writebackd limited"
     drains = f"{decider.name} drains {formats.size(decider.drain_rate)}/s."
     size = formats.size(decider.limit_bytes)
     why: Mapping[Optional[Basis], str] = {
         Basis.KNEE: f"{drains} In {held}, writers still reached that at"
         f" {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a larger one only"
-        " makes fsyncs wait longer.",
+        " makes commits wait longer.",
         Basis.WAVES: f"Floods on {decider.name} come in bursts, which memory may partly absorb:"
         f" {size} is the median limit of writebackd in {held}.",
         Basis.CALIBRATED: f"{drains} Of the limits that `calibrate` tried, {size} was the best for"
-        " fsyncs during a flood.",
+        " commits during a flood.",
         Basis.OBJECTIVE: f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so {size}"
-        f" keeps fsync p99 at about {latency(decider.objective_s)}, the objective. No limit was"
+        f" keeps commit p99 at about {latency(decider.objective_s)}, the objective. No limit was"
         " tried: `calibrate`, or a day of `enforce`, finds a better one.",
     }
     lines = [why[decider.basis]]
@@ -388,7 +388,7 @@ def price(found: Recommendation) -> List[str]:
     alone_s = sum(each.alone_s for each in found.devices)
     if alone_s >= LEAST_S:
         lines.append(
-            f"{formats.duration(alone_s)} of floods had no fsyncs: a fixed limit throttles these"
+            f"{formats.duration(alone_s)} of floods had no commits: a fixed limit throttles these"
             " too, writebackd does not."
         )
     lines.append(

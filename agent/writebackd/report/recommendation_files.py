@@ -194,8 +194,10 @@ def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings
         "basis": None if each.basis is None else each.basis.value,
         "fsync_p99_s": each.wait_s(limit_bytes) if limit_bytes else None,
         "write_rate": each.rate(limit_bytes) if limit_bytes else None,
-        "held_fsync_p99_s": each.effect.held.p99_s,
-        "found_fsync_p99_s": loose.p99_s,
+        "held_fsync_p99_s": each.effect.held.fsync_latency.quantile(0.99),
+        "found_fsync_p99_s": loose.fsync_latency.quantile(0.99),
+        "held_commit_p99_s": each.effect.held.p99_s,
+        "found_commit_p99_s": loose.p99_s,
         "found_floods": loose.floods,
         "found_floods_missed": loose.missed_floods,
         "blamed": [

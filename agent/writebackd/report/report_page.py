@@ -88,8 +88,9 @@ def render(
 {facts(_counts(held_s, flooded_s, len(judged), inside))}</header>
 <main>{sections}
 {_events(inside)}</main>
-<footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
-is exact to 12.5 %. Waiting is weighted by time: one fsync of a second counts as much as a thousand
+<footer><p>Latencies are of commits: fsync, fdatasync, msync and O_SYNC writes, and the sleep in
+write() before them where the kernel shows it. A percentile is exact to 12.5 %. Waiting is weighted
+by time: one commit of a second counts as much as a thousand
 of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in which it wrote or
 synced; of other times no figures are kept. A time counts as flooded while the kernel writes
 {formats.size(FLOOD_RATE)}/s or more back to the device, and a quarter of the background limit or
@@ -224,7 +225,7 @@ def _compared(each: Effectiveness) -> str:
         if stretch.span_s
     ]
     head = (
-        "", "time", "limit", "written", "fsyncs", "per second", "p50", "p99",
+        "", "time", "limit", "written", "commits", "per second", "p50", "p99",
         "half of waiting above", "longest seen",
     )  # fmt: skip
     return table(head, rows) if rows else ""

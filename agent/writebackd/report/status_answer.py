@@ -113,8 +113,9 @@ def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
         "written_bytes": totals.written_bytes,
         "read_bytes": totals.read_bytes,
         "busy_s": finite(totals.busy_s),
-        "fsyncs": sum(totals.fsyncs),
+        "fsyncs": sum(totals.commits),
         "fsync_s": finite(totals.fsync_s),
+        "commit_s": finite(totals.commit_s),
         "decisions": totals.decisions,
     }
 

@@ -19,7 +19,7 @@ from writebackd.types.samples import Sample
 
 # Upper bounds. From an NVMe's unloaded fsync to a hung task; 5, 10, 20, 50 and 100 ms are what
 # policies name as objectives. Fifteen series a device with +Inf.
-FSYNC_BOUNDS_S = (
+COMMIT_BOUNDS_S = (
     0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0,
 )  # fmt: skip
 # The tick is due every second; 50 ms is what it may cost with 1 024 disks.
@@ -28,9 +28,9 @@ TICK_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 # The probe's bucket -> ours. Its buckets are up to 12.5 % wide and their edges are not ours: a
 # value counts as below a bound when all of its bucket is, so a latency is never made to look
 # better. The probe's last bucket has no upper edge.
-_FSYNC_BUCKET = (
-    *(bisect_left(FSYNC_BOUNDS_S, BUCKET_EDGES_S[n + 1]) for n in range(HIST_BUCKETS - 1)),
-    len(FSYNC_BOUNDS_S),
+_BUCKET = (
+    *(bisect_left(COMMIT_BOUNDS_S, BUCKET_EDGES_S[n + 1]) for n in range(HIST_BUCKETS - 1)),
+    len(COMMIT_BOUNDS_S),
 )
 
 LIMITS = "limits"
@@ -42,8 +42,9 @@ class DeviceTotals(NamedTuple):
     """Of one device since it, or the daemon, was there first, or since a reset."""
 
     diskseq: Optional[int] = None
-    fsyncs: Tuple[int, ...] = (0,) * (len(FSYNC_BOUNDS_S) + 1)  # by bucket, not cumulative
-    fsync_s: float = 0.0  # their latencies together
+    commits: Tuple[int, ...] = (0,) * (len(COMMIT_BOUNDS_S) + 1)  # by bucket, not cumulative
+    commit_s: float = 0.0  # their times together
+    fsync_s: float = 0.0  # of it in fsync
     written_bytes: int = 0
     read_bytes: int = 0
     busy_s: float = 0.0
@@ -118,19 +119,21 @@ class Totals:
             before = known.get(name)
             if before is None or before.diskseq != diskseq:
                 before = DeviceTotals(diskseq)
-            _, fsyncs, fsync_s, written, read, busy_s, decisions, decided_before = before
-            sync = each.sync
-            if sync is not None and sync.latency.counts:
-                counts = list(fsyncs)
-                for bucket, count in zip(sync.latency.indices, sync.latency.counts):
-                    counts[_FSYNC_BUCKET[bucket]] += count
-                fsyncs = tuple(counts)
+            _, commits, commit_s, fsync_s, written, read, busy_s, decisions, decided_before = before
+            estimate, sync = estimates[name], each.sync
+            ended = sync.commit_latency if sync is not None else None
+            if ended is not None and ended.counts:
+                counts = list(commits)
+                for bucket, count in zip(ended.indices, ended.counts):
+                    counts[_BUCKET[bucket]] += count
+                commits = tuple(counts)
             decided = ids.get(name)
             # As a tuple, as in kernel/diskstats.py: the order of the fields above.
             devices[name] = tuple.__new__(DeviceTotals, (
                 diskseq,
-                fsyncs,
-                fsync_s + estimates[name].fsync_total_s,
+                commits,
+                commit_s + estimate.commit_total_s,
+                fsync_s + estimate.fsync_total_s,
                 written + each.write_bytes,
                 read + each.read_bytes,
                 busy_s + each.busy_share * dt_s,

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName, Severity
-from writebackd.control.reasons import Judgement, judged, wait_s
+from writebackd.control.reasons import Judgement, judged, longest, wait_s
 from writebackd.kernel.vm import LEVERS
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
@@ -138,8 +138,7 @@ def _not_judged(snapshot: Snapshot) -> str:
         return "no sync demand"
     worst = max(demand, key=wait_s)
     if wait_s(worst):
-        what = "p99" if wait_s(worst) == worst.fsync_p99_s else "oldest pending fsync"
-        return f"{worst.name} {what} {formats.milliseconds(wait_s(worst))} ms"
+        return f"{worst.name} {longest(worst)}"
     # Demand outlives its last fsync.
     known = [snapshot.memory.devices.get(each.name) for each in demand]
     last_s = [each.last_demand[0] for each in known if each is not None and each.last_demand]

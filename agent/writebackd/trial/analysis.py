@@ -27,9 +27,9 @@ WHOLE = 0.5
 DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
 # The flusher wakes up this often where nobody has set vm.dirty_writeback_centisecs.
 WRITEBACK_S = 5.0
-# And the one in which fsync is faster has no less than this part of the other's fsyncs: programs
-# that wait for each do more then, those that sync by the clock as many. Those that sleep in write()
-# for the limit have few fast ones, which is the limit's doing.
+# And the one in which commits are faster has no less than this part of the other's: programs that
+# wait for each do more then, those that sync by the clock as many. Those that sleep in write() for
+# the limit have few, which is the limit's doing.
 SYNCS_LEFT = 0.5
 # Of an interval whose ends are such a factor apart only the end next to 1 says something.
 WIDEST = 100.0
@@ -81,8 +81,8 @@ class Block:
 def _latency(figures: Optional[Figures], share: float) -> Optional[float]:
     if figures is None:
         return None
-    # Where no fsync came to its end, it took at least as long as the one that is under way.
-    return figures.latency.quantile(share) or figures.oldest_s or None
+    # Where no commit came to its end, it took at least as long as the one that is under way.
+    return figures.commit_latency.quantile(share) or figures.pending_s or None
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Result:
 
 
 Measure = Callable[[Block], Optional[float]]
-P99, P50, SYNC_RATE, WRITE_RATE = "fsync_p99", "fsync_p50", "sync_rate", "write_rate"
+P99, P50, SYNC_RATE, WRITE_RATE = "commit_p99", "commit_p50", "sync_rate", "write_rate"
 # Name, measure, and whether less of it is better. The first is the one that a trial is about.
 MEASURES: Tuple[Tuple[str, Measure, bool], ...] = (
     (P99, lambda block: block.p99_s, True),
@@ -211,23 +211,23 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
         ours, theirs = (formats.size(rate) for rate, _ in wrote)
         return f"writers dirtied {ours}/s in the agent's block, {theirs}/s in the other"
-    idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
+    idle = [not each.fsyncs and not each.pending_s for each in (one, other)]
     if idle[0] != idle[1]:
-        return f"no fsync in the {'agent' if idle[0] else 'other'}'s block"
+        return f"no commit in the {'agent' if idle[0] else 'other'}'s block"
     (faster, (_, slept)), (slower, _) = sorted(
         zip((one, other), wrote), key=lambda each: _mean_s(each[0])
     )
     rates = [each.fsyncs / each.span_s for each in (faster, slower)]
     if rates[0] < SYNCS_LEFT * rates[1] and slept < SLEPT_SHARE:
         few, many = map(formats.count, rates)
-        return f"{few} fsyncs/s where fsync was faster, {many}/s where it was slower"
+        return f"{few} commits/s where they were faster, {many}/s where it was slower"
     return None
 
 
 def _mean_s(figures: Figures) -> float:
-    """Of an fsync, one that never came back among them."""
-    count = figures.fsyncs + (figures.oldest_s > 0)
-    return (figures.latency.total_s() + figures.oldest_s) / max(1, count)
+    """Of a commit, one that never came back among them."""
+    count = figures.fsyncs + (figures.pending_s > 0)
+    return (figures.commit_latency.total_s() + figures.pending_s) / max(1, count)
 
 
 def _whole_pairs(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:

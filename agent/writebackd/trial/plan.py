@@ -34,7 +34,7 @@ class Plan:
     block_s: float
     settle_s: float  # of each block, left out of what is compared
     ceiling_s: float  # the limits as found are cut to what the disk drains in this time
-    stop_s: Optional[float]  # an fsync that takes longer ends it; None: see trial_run.py
+    stop_s: Optional[float]  # a commit that takes longer ends it; None: see trial_run.py
 
     @property
     def duration_s(self) -> float:

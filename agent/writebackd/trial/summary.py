@@ -15,7 +15,7 @@ from writebackd.trial.plan import LEAST_PAIRS, Plan
 # Of the time that counts: without a flood both arms are alike.
 MOSTLY = 0.5
 NAMES = {
-    P99: "fsync p99", P50: "fsync p50", SYNC_RATE: "fsyncs per second", WRITE_RATE: "throughput"
+    P99: "commit p99", P50: "commit p50", SYNC_RATE: "commits per second", WRITE_RATE: "throughput"
 }  # fmt: skip
 # Fewer in a block, and its p99 is its slowest.
 ENOUGH_FSYNCS = 100
@@ -54,7 +54,7 @@ def verdict(report: TrialSummary) -> str:
     over = f"over {len(p99.ratios)} pairs"
     if p99.scattered:
         return (
-            f"Inconclusive {over}: fsync p99 differs too much from pair to pair to show a"
+            f"Inconclusive {over}: commit p99 differs too much from pair to pair to show a"
             " difference." + _seen(result)
         )
     if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
@@ -64,14 +64,14 @@ def verdict(report: TrialSummary) -> str:
             + _seen(result)
         )
     if p99.better or p99.worse:
-        text = f"The agent made fsync p99 {_changed(p99)} {over}"
+        text = f"The agent made commit p99 {_changed(p99)} {over}"
     else:
-        text = f"No difference in fsync p99 was shown {over}: without the agent it was"
+        text = f"No difference in commit p99 was shown {over}: without the agent it was"
         text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
     if rate.ratio is not None and rate.low is not None:
         text += f"; throughput was {_of_that(rate)}"
     if syncs.worse:
-        text += f"; fsyncs per second were {_of_that(syncs)}"
+        text += f"; commits per second were {_of_that(syncs)}"
     return text + "."
 
 
@@ -125,8 +125,8 @@ def remarks(report: TrialSummary) -> List[str]:
     counted = [block.figures.fsyncs for block in result.blocks if block.whole and block.figures]
     if counted and min(counted) < ENOUGH_FSYNCS:
         lines.append(
-            f"A block has only {min(counted)} fsyncs, so its p99 is about its slowest. Programs"
-            " that wait sync less often: see fsyncs per second."
+            f"A block has only {min(counted)} commits, so its p99 is about its slowest. Programs"
+            " that wait sync less often: see commits per second."
         )
     return lines
 
@@ -161,12 +161,12 @@ def _span(each: Difference) -> str:
 
 def _seen(result: Result) -> str:
     seen = [
-        f"{arm} {latency(figures.latency.quantile(0.99))} ({figures.fsyncs} fsyncs in"
+        f"{arm} {latency(figures.commit_latency.quantile(0.99))} ({figures.fsyncs} commits in"
         f" {formats.duration(figures.span_s)})"
         for arm, figures in (("with the agent", result.agent), ("as found", result.original))
         if figures is not None
     ]
-    return f" Measured fsync p99: {', '.join(seen)}." if seen else ""
+    return f" Measured commit p99: {', '.join(seen)}." if seen else ""
 
 
 def report_json(report: TrialSummary) -> Dict[str, Any]:
@@ -204,9 +204,13 @@ def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
     return {
         "span_s": figures.span_s,
         "fsyncs": figures.fsyncs,
+        "commit_p50_s": figures.commit_latency.quantile(0.5),
+        "commit_p99_s": figures.commit_latency.quantile(0.99),
+        "commit_longest_s": figures.longest_s,
+        "commit_write_share": figures.write_share,
         "fsync_p50_s": figures.latency.quantile(0.5),
         "fsync_p99_s": figures.latency.quantile(0.99),
-        "fsync_longest_s": figures.longest_s,
+        "fsync_longest_s": max(figures.oldest_s, figures.latency.quantile(1.0) or 0.0),
         "sync_rate": figures.fsyncs / figures.span_s,
         "write_rate": figures.write_rate,
         "limit_bytes": figures.limit_bytes,

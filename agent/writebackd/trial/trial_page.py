@@ -15,7 +15,7 @@ from writebackd.trial.summary import NAMES, TrialSummary, remarks, said, times, 
 from writebackd.trial.trial_run import TrialTick
 
 _COLUMNS = (
-    "block", "limits", "counted", "limit", "fsyncs", "per second", "p50", "p99", "longest",
+    "block", "limits", "counted", "limit", "commits", "per second", "p50", "p99", "longest",
     "written", "flooded",
 )  # fmt: skip
 _ROW, _TOP = 40.0, 26.0  # of the plot of differences, in its own units
@@ -53,8 +53,8 @@ mean, the line its 95 % interval.</p></section>
 <footer><p>Blocks of {report.plan.block_s:g} s come in pairs, in random order within each (seed
 {report.seed}). The first {report.plan.settle_s:g} s of a block are not counted: the limit moves,
 and dirty data of the block before drain. Intervals are Student's t on the logarithms of the pairs'
-ratios. The trial is about fsync p99; the other measures are for information. Percentiles are exact
-to 12.5 %.</p>
+ratios. The trial is about commit p99: fsync and, where the kernel shows it, the sleep in write()
+before it. The other measures are for information. Percentiles are exact to 12.5 %.</p>
 <p>writebackd {escape(report.version)}, page made {when(made_s)} (local time of that host)</p>
 </footer>
 </body></html>
@@ -69,7 +69,7 @@ def _facts(report: TrialSummary) -> List[Tuple[str, str]]:
         ("pairs compared", str(report.result.pairs)),
         ("pairs left out", str(len(report.result.left_out))),
         ("blocks", f"{len(report.result.blocks)} of {len(report.plan.arms)}"),
-        ("stops at an fsync of", formats.duration(report.stop_s)),
+        ("stops at a commit of", formats.duration(report.stop_s)),
         ("ended", report.ended),
     ]
 
@@ -196,7 +196,7 @@ def block_line(block: Block, blocks: int) -> str:
     _, counted, limit, _, rate, p50, p99, _, written, _ = _cells(block)
     return (
         f"{block.number:4}/{blocks}  {block.arm:<8}  {limit:>5}  p50 {p50:>8}  p99 {p99:>8}"
-        f"  {rate:>6} fsyncs/s  {written:>7}" + ("" if block.whole else f"  ({counted})")
+        f"  {rate:>6} commits/s  {written:>7}" + ("" if block.whole else f"  ({counted})")
     )
 
 

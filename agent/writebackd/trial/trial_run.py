@@ -26,7 +26,7 @@ STOP_CEILINGS = 2.0
 STOP_BASELINES = 20.0
 # Without an fsync for so long, or for so many intervals at the rate of the beginning.
 QUIET_S, QUIET_SYNCS = 10.0, 20.0
-# Alerts that say nothing of how long an fsync takes.
+# Alerts that say nothing of how long a commit takes.
 _OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
 
 
@@ -35,7 +35,7 @@ class End(Enum):
 
     DONE = "done"
     ENOUGH = "enough"  # to compare, and the limits as found do harm
-    STOPPED = "stopped"  # fsync suffered
+    STOPPED = "stopped"  # commits suffered
     QUIET = "quiet"  # no fsync any more
     ASKED = "asked"
     ABANDONED = "abandoned"  # the client is gone
@@ -150,6 +150,8 @@ class TrialRun:
                     ours_s=0.0 if self._arm == ORIGINAL else dt_s,
                     drain_rate=estimate.drain_rate, baseline_s=estimate.baseline_s,
                     oldest_s=estimate.oldest_fsync_s, latency=seen.sync.latency,
+                    oldest_commit_s=estimate.oldest_commit_s, commits=seen.sync.commits,
+                    throttled_s=None if seen.sync.commits is None else seen.sync.throttled_s,
                 ),
                 sum([task.dirtied_bytes for task in writers]),
                 sum([task.throttled_s for task in writers]),
@@ -190,30 +192,30 @@ def _expected(alert: Alert) -> bool:
     """That a flood makes few syncs of many is what the limits as found are there to show.
 
     It comes 30 s after the first of their blocks begins, so no trial that it ended would come to a
-    second pair. How long an fsync takes is bounded all along.
+    second pair. How long a commit takes is bounded all along.
     """
     return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
 
 
 def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
-    """How long an fsync may take."""
+    """How long a commit may take."""
     if plan.stop_s is not None:
         return plan.stop_s
     return max(STOP_CEILINGS * plan.ceiling_s, STOP_BASELINES * (baseline_s or 0.0))
 
 
 def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
-    """An fsync slower than agreed, on any device: the limit is the host's."""
+    """A commit slower than agreed, on any device: the limit is the host's."""
     for seen in sample.devices:
         estimate = estimates[seen.device.name]
         if seen.sync is None or seen.excluded or not estimate.demand:
             continue
         most_s = stop_s(plan, estimate.baseline_s)
-        p99_s, oldest_s = seen.sync.latency.quantile(0.99) or 0.0, seen.sync.oldest_s
+        p99_s, oldest_s = estimate.commit_p99_s or 0.0, estimate.oldest_commit_s
         if max(p99_s, oldest_s) > most_s:
             what = "has been waiting for" if oldest_s >= p99_s else "took"
             return (
-                f"an fsync on {seen.device.name} {what} {formats.duration(max(p99_s, oldest_s))},"
+                f"a commit on {seen.device.name} {what} {formats.duration(max(p99_s, oldest_s))},"
                 f" more than the {formats.duration(most_s)} allowed"
             )
     return None

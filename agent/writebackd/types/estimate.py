@@ -39,6 +39,7 @@ class Estimate:
     lasting: bool = True  # flooded for longer than a burst
     # Commits: a sync and what its caller slept in write() before it.  Where that sleep is not
     # visible these are the times of the syncs alone, and the share is None.
+    commit_total_s: float = 0.0  # their times together
     commit_p50_s: Optional[float] = None
     commit_p99_s: Optional[float] = None
     commit_write_share: Optional[float] = None  # share of the commits' time slept in write()

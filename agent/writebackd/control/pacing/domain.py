@@ -133,12 +133,12 @@ class PaceTick:
         return rate if known is None else known + weight * (rate - known)
 
     def _latencies(self) -> Histogram:
-        """Returned fsyncs, and one more in each second in which the oldest is still pending."""
+        """Commits, and one more in each second in which the oldest fsync is still pending."""
         total = Histogram()
         for name in self.domain.group:
             sync = self.scene.devices[name].sync
             if sync is not None:
-                total += sync.latency
+                total += sync.commit_latency
                 if int(sync.oldest_s) > int(max(0.0, sync.oldest_s - self.sample.dt_s)):
                     total += _one(sync.oldest_s)
         return total
