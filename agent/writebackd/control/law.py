@@ -6,14 +6,16 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-2. R unknown: from `rest` on, up to twice the limit every two seconds, until it is worth twice the
+2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.9 R
+   back towards it.  Some hosts need more to keep the disk busy, and at the floor the kernel does.
+3. R unknown: from `rest` on, up to twice the limit every two seconds, until it is worth twice the
    delay at the rate that comes, and beyond as long as a step raises that rate by an eighth.
-3. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
+4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
    below `rest`.  Three seconds of a full cache then show R.
-4. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
+5. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
-5. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
-6. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
+6. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
+7. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
 over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
@@ -29,14 +31,18 @@ from typing import Tuple
 from writebackd.tuning import (
     CREEP,
     CUT,
+    CYCLE_S,
     EVERY_S,
     EXTRA,
+    FELL,
+    LEAST,
     LETS_IN_S,
     MOST_S,
     PAUSE_LEAST,
     PAYS,
     RISE,
     SEEK,
+    STRETCH,
     TRY_AGAIN_S,
     TRY_S,
     WAVE,
@@ -105,13 +111,17 @@ def follow(
     law = _goes_on(law, dt_s)
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
-        knee = _within(r * bounds.delay_s, bounds)
+        if in_force:
+            law = _stretched(law, e, r, dt_s)
+        knee = _within(law.stretch * _within(r * bounds.delay_s, bounds), bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
         if in_waves(law) and asked(law, r, bounds) > knee:
             return law, Rule.WAVES
         if not in_force:
             return law, Rule.COMING
+        if law.stretch > 1.0:
+            return law, Rule.SHORT
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
         return replace(law, tried=(0.0, 0.0)), Rule.COMING
@@ -119,6 +129,21 @@ def follow(
     if d.full_s > 0 and limit > most:
         return replace(law, limit_bytes=_within(most, bounds), written_s=now_s), Rule.MEASURE
     return _seek(law, e, bounds, now_s, dt_s)
+
+
+def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
+    """Whether the limit takes too much from the flood, over whole destage sweeps of an array."""
+    if not e.held_back:
+        return law
+    seconds, written = law.tried[0] + dt_s, law.tried[1] + e.background_rate * dt_s
+    if seconds < CYCLE_S:
+        return replace(law, tried=(seconds, written))
+    share, stretch = written / seconds / r, law.stretch
+    if share < LEAST:
+        stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
+    elif share > FELL:
+        stretch = max(1.0, stretch * LEAST)
+    return replace(law, stretch=stretch, tried=(0.0, 0.0))
 
 
 def _measured_under(rate: float, bounds: Bounds) -> float:
