@@ -86,8 +86,8 @@ def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
         "[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n",
         base="[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
     ) == [
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
         ("warning", "vm.dirty_background_ratio=10", "/usr/lib/tuned/profiles/base/tuned.conf:5"),
+        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
     ]
 
 
@@ -95,15 +95,16 @@ def test_what_a_profile_drops_is_not_set(tmp_path: Path) -> None:
     assert tuned(
         tmp_path,
         "[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n",
-        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=7\n",
-    ) == [("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
+        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
+    ) == [("warning", "vm.dirty_bytes=70000", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
 
 
 def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
     assert tuned(
-        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n", mine="[vm]\ndirty_bytes=7\n"
+        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n",
+        mine="[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
     ) == [
-        ("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
+        ("warning", "vm.dirty_background_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
         ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
     ]
 
@@ -111,9 +112,9 @@ def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
 def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
     assert tuned(
         tmp_path,
-        "[mine]\ntype=sysctl\nvm.dirty_bytes=1\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
+        "[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
         "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n",
-    ) == [("warning", "vm.dirty_bytes=1", "/etc/tuned/mine/tuned.conf:3")]
+    ) == [("warning", "vm.dirty_bytes=10000", "/etc/tuned/mine/tuned.conf:3")]
 
 
 def test_several_active_profiles_the_last_wins(tmp_path: Path) -> None:
@@ -142,9 +143,9 @@ def test_the_last_line_that_sets_the_same_is_in_force(tmp_path: Path) -> None:
         "/etc/sysctl.d/10-a.conf": "vm.dirty_ratio=1\nvm.dirty_ratio=2\n",
         "/run/sysctl.d/20-b.conf": "vm.dirty_ratio=3\n",
         "/usr/local/lib/sysctl.d/10-a.conf": "vm.dirty_ratio=4\n",
-        "/lib/sysctl.d/05-c.conf": "vm/dirty_bytes=5\n",
+        "/lib/sysctl.d/05-c.conf": "vm/dirty_background_bytes=5\n",
     }) == [
-        ("note", "vm.dirty_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
+        ("note", "vm.dirty_background_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
         ("note", "vm.dirty_ratio=3", "/run/sysctl.d/20-b.conf:1"),
     ]  # fmt: skip
 
@@ -165,8 +166,9 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/rc.local", "sysctl -q -w vm.dirty_ratio=3 || true", "vm.dirty_ratio=3"),
         ("/etc/rc.local", "# echo 15728640 > /proc/sys/vm/dirty_bytes", None),
         ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
-        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9", "vm.dirty_bytes=9"),
-        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9", None),
+        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9000",
+         "vm.dirty_bytes=9000"),
+        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9000", None),
         (UDEV, 'ACTION=="add", SUBSYSTEM=="block", ATTR{queue/nr_requests}="64"',
          "queue/nr_requests=64"),
         (UDEV, 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
