@@ -152,8 +152,8 @@ def test_profile_dirs_and_the_profile_that_is_loaded_last_count(tmp_path: Path) 
         "/opt/b/two/tuned.conf": "\n[vm]\ndirty_ratio=3\n",
     }  # fmt: skip
     assert found(tmp_path, files) == [
-        ("warning", "vm.dirty_background_ratio=2", "/usr/a/one/tuned.conf:3"),
         ("warning", "vm.dirty_ratio=3", "/opt/b/two/tuned.conf:3"),
+        ("warning", "vm.dirty_background_ratio=2", "/usr/a/one/tuned.conf:3"),
     ]
 
 

@@ -108,7 +108,7 @@ def _writes_much(incident: Incident) -> bool:
     if incident.flooded_s >= FLOODED_SHARE * incident.seconds:
         return False
     seconds, operations, size = (sum(each) for each in zip(*incident.ticks))
-    return size >= MUCH_RATE * seconds and size >= LARGE_BYTES * operations
+    return bool(size >= MUCH_RATE * seconds and size >= LARGE_BYTES * operations)
 
 
 def is_even(incident: Incident) -> bool:

@@ -84,10 +84,12 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
     """All of them; of the dirty limits those that are in force in the end."""
     first, last = list(_command_line(files)), list(_rc_local(files))
     sysctl, unread = _sysctl(files)
-    tmpfiles = list(_tmpfiles(files))
     # systemd does not order sysctl.d and tmpfiles.d: both are told.
-    found = [*in_force([*first, *sysctl, *last]), *in_force([*first, *tmpfiles, *last])]
-    return [*dict.fromkeys(found), *in_force(unread), *_udev(files)]
+    tmpfiles = in_force([*_tmpfiles(files), *last])
+    tmpfiles = [each for each in tmpfiles if each not in last]
+    return [
+        *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_udev(files)
+    ]  # fmt: skip
 
 
 def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
