@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from . import host
 from .agent import Agent
@@ -140,7 +140,8 @@ def _settle(rig: Rig) -> None:
 def told(rig: Rig, agent: Agent, way: str, flood: Path) -> str:
     """The row of one way."""
     running = _spawn(rig, way, flood)
-    began, first, alerts = time.monotonic(), 0.0, []  # type: float, float, List[Dict[str, Any]]
+    began, first = time.monotonic(), 0.0
+    alerts: List[Dict[str, Any]] = []
     while time.monotonic() - began < FLOOD_S:
         time.sleep(0.25)
         found = agent.status()["alerts"]
