@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 from unittest import mock
 
 import pytest
@@ -86,8 +86,8 @@ def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
         "[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n",
         base="[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
     ) == [
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
         ("warning", "vm.dirty_background_ratio=10", "/usr/lib/tuned/profiles/base/tuned.conf:5"),
+        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
     ]
 
 
@@ -95,15 +95,16 @@ def test_what_a_profile_drops_is_not_set(tmp_path: Path) -> None:
     assert tuned(
         tmp_path,
         "[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n",
-        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=7\n",
-    ) == [("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
+        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
+    ) == [("warning", "vm.dirty_bytes=70000", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
 
 
 def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
     assert tuned(
-        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n", mine="[vm]\ndirty_bytes=7\n"
+        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n",
+        mine="[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
     ) == [
-        ("warning", "vm.dirty_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
+        ("warning", "vm.dirty_background_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
         ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
     ]
 
@@ -111,9 +112,67 @@ def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
 def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
     assert tuned(
         tmp_path,
-        "[mine]\ntype=sysctl\nvm.dirty_bytes=1\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
+        "[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
         "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n",
-    ) == [("warning", "vm.dirty_bytes=1", "/etc/tuned/mine/tuned.conf:3")]
+    ) == [("warning", "vm.dirty_bytes=10000", "/etc/tuned/mine/tuned.conf:3")]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("[vm]\nenabled=false\ndirty_ratio=5\n", []),
+        ("[vm]\nenabled=yes\ndirty_ratio=5\n", []),  # no word for tuned
+        ("[main]\ninclude=base\n[vm]\nenabled=0\n", []),
+        ("[main]\ninclude=base\n[vm]\ndirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
+        ("[main]\ninclude=base\n[vm]\ntransparent_hugepages=never\n", ["vm.dirty_ratio=30"]),
+        ("[variables]\nhalf=15\n[sysctl]\nvm.dirty_ratio=${half}\n", ["vm.dirty_ratio=15"]),
+        ('[sysctl]\nvm.dirty_ratio="15"\n', ["vm.dirty_ratio=15"]),
+        ("[sysctl]\n  vm/dirty_ratio = 15 # x\n", ["vm.dirty_ratio=15"]),
+        ("[vm]\ndirty_bytes=0\ndirty_ratio=101\n", []),  # refused
+        ("[vm]\ndirty_ratio=5\ndirty_bytes=300000000\n", ["vm.dirty_ratio=5"]),
+        ("[sysctl]\nvm.dirty_ratio=5\nvm.dirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
+        ("[main]\ninclude=-none\n", []),
+        ("[main]\ninclude=none\n", ["mine"]),
+        ("no section\n", ["mine"]),
+    ],
+)  # fmt: skip
+def test_a_profile_is_read_as_tuned_reads_it(
+    tmp_path: Path, text: str, expected: List[str]
+) -> None:
+    found = tuned(tmp_path, text, base="[vm]\ndirty_bytes=30%\n")
+    assert [each[1] for each in found] == expected
+
+
+def test_profile_dirs_and_the_profile_that_is_loaded_last_count(tmp_path: Path) -> None:
+    files = {
+        "/etc/tuned/active_profile": "one\n", "/etc/tuned/post_loaded_profile": "two\n", **RUNS,
+        "/etc/tuned/tuned-main.conf": "# profile_dirs = /x\nprofile_dirs = /usr/a, /opt/b\n",
+        "/etc/tuned/one/tuned.conf": "[vm]\ndirty_ratio=1\n",
+        "/usr/a/one/tuned.conf": "[vm]\ndirty_ratio=2\ndirty_background_ratio=2\n",
+        "/opt/b/two/tuned.conf": "\n[vm]\ndirty_ratio=3\n",
+    }  # fmt: skip
+    assert found(tmp_path, files) == [
+        ("warning", "vm.dirty_ratio=3", "/opt/b/two/tuned.conf:3"),
+        ("warning", "vm.dirty_background_ratio=2", "/usr/a/one/tuned.conf:3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({"/etc/tuned/active_profile": "gone\n"}, "cannot be read here"),
+        ({"/etc/tuned/active_profile": "one\n", "/etc/tuned/one/tuned.conf": "[vm]\n",
+          "/proc/900/cgroup": "0::/kubepods.slice/pod1/cri-containerd-1.scope\n"},
+         "runs in a container"),
+        ({"/etc/tuned/active_profile": "\n"}, None),  # tuned-adm off
+    ],
+)  # fmt: skip
+def test_what_tuned_sets_may_be_unknown(
+    tmp_path: Path, files: Dict[str, str], expected: Optional[str]
+) -> None:
+    tools = find_conflicting_tools(host(tmp_path, {**files, **RUNS}))
+    assert [each.setting for each in tools] == [None] * (expected is not None)
+    assert all(expected in each.text for each in tools if expected)
 
 
 def test_several_active_profiles_the_last_wins(tmp_path: Path) -> None:
@@ -142,11 +201,44 @@ def test_the_last_line_that_sets_the_same_is_in_force(tmp_path: Path) -> None:
         "/etc/sysctl.d/10-a.conf": "vm.dirty_ratio=1\nvm.dirty_ratio=2\n",
         "/run/sysctl.d/20-b.conf": "vm.dirty_ratio=3\n",
         "/usr/local/lib/sysctl.d/10-a.conf": "vm.dirty_ratio=4\n",
-        "/lib/sysctl.d/05-c.conf": "vm/dirty_bytes=5\n",
+        "/lib/sysctl.d/05-c.conf": "vm/dirty_background_bytes=5\n",
     }) == [
-        ("note", "vm.dirty_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
+        ("note", "vm.dirty_background_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
         ("note", "vm.dirty_ratio=3", "/run/sysctl.d/20-b.conf:1"),
     ]  # fmt: skip
+
+
+def test_of_bytes_and_ratio_the_form_that_is_in_force_counts(tmp_path: Path) -> None:
+    # Under bytes a ratio of 0 changes nothing; the background's does.
+    assert found(tmp_path, {
+        "/proc/cmdline": "sysctl.vm.dirty_ratio=50",
+        "/etc/sysctl.d/10-a.conf": "vm.dirty_bytes=20000\nvm.dirty_ratio=0\n",
+        "/etc/sysctl.d/20-b.conf": "vm.dirty_background_bytes=9\nvm.dirty_background_ratio=0\n",
+    }) == [
+        ("note", "vm.dirty_bytes=20000", "/etc/sysctl.d/10-a.conf:1"),
+        ("note", "vm.dirty_background_ratio=0", "/etc/sysctl.d/20-b.conf:2"),
+    ]  # fmt: skip
+
+
+def test_systemd_keeps_the_place_of_an_equal_line(tmp_path: Path) -> None:
+    lines = "vm.dirty_ratio=40\nvm.dirty_bytes=20000\nvm.dirty_ratio=40\n"
+    files = {"/etc/sysctl.d/a.conf": lines}
+    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=40"]
+    files = {**files, "/run/systemd/system/x": ""}
+    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_bytes=20000"]
+
+
+def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path) -> None:
+    files = {"/etc/sysctl.conf": "vm.dirty_ratio=40\n", "/run/systemd/system/x": ""}
+    texts = [each.text for each in find_conflicting_tools(host(tmp_path, files))]
+    assert len(texts) == 1 and "is not set at boot" in texts[0]
+    (tmp_path / "etc/sysctl.d").mkdir()
+    (tmp_path / "etc/sysctl.d/99-sysctl.conf").symlink_to("../sysctl.conf")
+    (linked,) = find_conflicting_tools(host(tmp_path, files))
+    assert "is set at boot (/etc/sysctl.d/99-sysctl.conf:1)" in linked.text
+    (tmp_path / "etc/sysctl.d/99-sysctl.conf").unlink()
+    (run,) = find_conflicting_tools(host(tmp_path, {**files, "/etc/rc.local": "sysctl -p\n"}))
+    assert "is set at boot (/etc/sysctl.conf:1)" in run.text
 
 
 def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
@@ -165,20 +257,41 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/rc.local", "sysctl -q -w vm.dirty_ratio=3 || true", "vm.dirty_ratio=3"),
         ("/etc/rc.local", "# echo 15728640 > /proc/sys/vm/dirty_bytes", None),
         ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
-        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9", "vm.dirty_bytes=9"),
-        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9", None),
+        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9000",
+         "vm.dirty_bytes=9000"),
+        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9000", None),
         (UDEV, 'ACTION=="add", SUBSYSTEM=="block", ATTR{queue/nr_requests}="64"',
          "queue/nr_requests=64"),
         (UDEV, 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
         (UDEV, 'ATTR{queue/nr_requests}=="64"', None),
         (UDEV, '# ATTR{bdi/max_ratio}="1"', None),
         (UDEV, 'ATTR{queue/scheduler}="none"', None),
+        (UDEV, 'SUBSYSTEM=="bdi", KERNEL=="0:*", ATTR{max_ratio}="1"', "bdi/max_ratio=1"),
+        (UDEV, 'SUBSYSTEM=="net", ATTR{max_ratio}="1"', None),
+        (UDEV, 'SYSCTL{vm.dirty_bytes}="0"', None),
+        (UDEV, 'RUN+="/bin/sh -c \\"echo 5 | tee /proc/sys/vm/dirty_ratio\\""',
+         "vm.dirty_ratio=5"),
+        (UDEV, 'SUBSYSTEM=="block", RUN+="/usr/local/bin/cap %k"', "udev"),  # not readable
+        (UDEV, 'SUBSYSTEM=="net", RUN+="/usr/local/bin/cap %k"', None),
+        ("/etc/rc.local", "echo 64 > /sys/block/sda/queue/nr_requests", "queue/nr_requests=64"),
+        ("/etc/rc.local", "echo $((5 * 1024)) > /proc/sys/vm/dirty_bytes",
+         "vm.dirty_bytes=$((5 * 1024))"),
+        ("/etc/tmpfiles.d/a.conf", "w- /sys/class/bdi/8:0/max_ratio - - - - 5", "bdi/max_ratio=5"),
+        ("/proc/cmdline", "quiet sysctl.vm.dirty_ratio=5 -- sysctl.vm.dirty_ratio=6", None),
+        ("/etc/sysctl.d/a.conf", "vm.dirty_bytes = 0", None),
+        ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 20 # x", "vm.dirty_ratio=20"),
+        ("/etc/sysconfig/sapconf", "DIRTY_BYTES=629145600", "vm.dirty_bytes=629145600"),
+        ("/etc/sysconfig/sapconf", "DIRTY_BG_BYTES=0", None),
+        ("/etc/laptop-mode/laptop-mode.conf", "ENABLE_LAPTOP_MODE_TOOLS=1", None),  # removed
     ],
 )  # fmt: skip
 def test_other_files_that_are_read_at_boot(
     tmp_path: Path, path: str, line: str, setting: "str | None"
 ) -> None:
     expected = [("note", setting, f"{path}:2")] if setting else []
+    if path == "/proc/cmdline":
+        assert found(tmp_path, {path: line}) == [("note", "vm.dirty_ratio=5", f"{path}:1")]
+        return
     assert found(tmp_path, {path: f"# head\n{line}\n"}) == expected
 
 

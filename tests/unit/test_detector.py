@@ -4,11 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 import pytest
 
-from alert_host import DD, HANGS, MB, SDB, STARVED, UNCACHED, Watched, remembered, starved
+from alert_host import (
+    DD,
+    HANGS,
+    MB,
+    SDA,
+    SDB,
+    SLOW,
+    STARVED,
+    UNCACHED,
+    Watched,
+    remembered,
+    starved,
+)
 from plant import latencies
 from writebackd.alerts.alert_types import AlertName, Cause, Severity
 from writebackd.alerts.blind import BlindTicks
@@ -16,8 +28,9 @@ from writebackd.alerts.cause import is_even
 from writebackd.alerts.detector_memory import AlertMemory, Incident
 from writebackd.alerts.lifecycle import hidden
 from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import ForeignWrite, Intrusion
-from writebackd.types.samples import DeviceSample
+from writebackd.types.samples import DeviceSample, TaskSample
 from writebackd.types.storage import Device
 
 # ---- STALL -------------------------------------------------------------------
@@ -50,6 +63,17 @@ def test_what_no_sync_waits_for_is_a_stall_later() -> None:
     assert host.alerts[0].severity is Severity.CRITICAL
     # A disk in standby spins up.
     Watched().usual().usual(12, completed=False, inflight=1).usual()
+
+
+@pytest.mark.parametrize(
+    "rotational, idle_s, expected", [(True, 70, 15), (True, 20, 5), (False, 70, 5), (None, 70, 5)]
+)
+def test_a_rotating_disk_that_was_idle_has_time_to_spin_up_for_an_fsync(
+    rotational: Optional[bool], idle_s: int, expected: int
+) -> None:
+    host = Watched(device=replace(SDA, rotational=rotational)).usual()
+    host.seconds(idle_s, completed=False)
+    assert host.until(20, **HANGS) == expected
 
 
 @pytest.mark.parametrize(
@@ -103,6 +127,43 @@ def test_a_held_flood_costs_some_syncs() -> None:
     Watched(core=held).usual().usual(60, **some)
     assert Watched(core=held, in_force=False).usual().until(15, **some) == 8
     Watched(core=held).usual().until(40, **{**some, "syncs": 150})
+
+
+# `dd conv=fsync`: 1 GB in memory within a second, then one fsync that writes it back.
+BURST = replace(DD, dirtied_bytes=1000 * MB)
+COMMITTER = TaskSample(99, "postgres", 8, "sda", MB, 0.0, "/system.slice/postgres.service")
+FSYNCED: Mapping[str, Any] = {
+    "syncs": 1, "latency_s": 3.0, "sync_bytes": 40 * MB, "waiting": 2, "oldest_s": 6.0,
+    "dirty": 900 * MB, "tasks": (COMMITTER,),
+}  # fmt: skip
+
+
+def test_a_flood_that_fsyncs_is_a_flood_of_the_program_that_dirtied_it() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    host.second(tasks=(BURST, COMMITTER), dirty=1000 * MB)
+    assert host.until(15, **FSYNCED) == 8
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
+    assert [(each.pid, each.dirty_rate) for each in alert.culprits] == [(4711, 1000.0 * MB)]
+    assert "writes of this host flood the device: dd (pid 4711, backup.service)" in alert.summary
+
+
+def test_a_device_at_a_fraction_of_its_rate_is_not_flooded_by_an_fsync() -> None:
+    known = replace(
+        remembered(mode=Mode.OBSERVE), devices={"sda": DeviceMemory(drain_rate=400.0 * MB)}
+    )
+    host = Watched(core=known).usual()
+    host.second(tasks=(BURST,), dirty=1000 * MB)
+    host.seconds(40, **FSYNCED)
+    assert Cause.FLOOD not in {alert.cause for alert in host.alerts}
+
+
+def test_direct_io_of_this_host_is_no_neighbour() -> None:
+    direct: Mapping[str, Any] = {**SLOW, "sync_bytes": 2 * MB}
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual(sync_bytes=2 * MB, syncs=500)
+    for syncs in (18, 27, 15, 24) * 4:  # no limiter
+        host.second(**{**direct, "syncs": syncs})
+    assert (host.alerts[0].cause, host.alerts[0].culprits) == (Cause.FLOOD, ())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import Action, ForeignWrite, LeverKind, Setting, VmLimits
 from writebackd.types.pace_memory import PaceMemory
-from writebackd.types.samples import DeviceSample, Sample, VmState
+from writebackd.types.samples import DeviceSample, Sample, TaskSample, VmState
 
 MB = 1 << 20
 NOW = 5000.0
@@ -183,6 +183,19 @@ def test_a_flood_from_another_volume_of_the_same_disk_rules_a_cap_out(
         )
         assert set(result.memory.caps) == ({"sda"} if capped else set())
         assert ("sda" in names(result)) is not (capped and known)
+
+
+def test_writers_without_a_device_are_others() -> None:
+    nfs = TaskSample(7, "cp", 1, None, MB)
+    alone = memory(others_flood_s=float("-inf"))
+    busy = asked(alone, replace(sample(), tasks=(nfs,)))
+    assert busy.memory.caps == {"sda": Cap(TIGHT)}
+    # Between two of its waves as well, and not for ever; and less is no flood.
+    assert asked(busy.memory, sample(now_s=NOW + 1)).memory.caps == {"sda": Cap(TIGHT)}
+    later = replace(memory(others_flood_s=float("-inf")), others_s=NOW - 300)
+    assert asked(later).memory.caps == {}
+    little = replace(sample(), tasks=(replace(nfs, dirtied_bytes=MB - 1),))
+    assert asked(alone, little).memory.caps == {}
 
 
 def test_a_device_alone_has_no_cap() -> None:

@@ -17,6 +17,11 @@ from writebackd.types.histogram import Histogram
 FLOODED_SHARE = 0.5
 BACKLOG_SHARE, BACKLOG_LEAST_BYTES = 0.25, 64 << 20
 JUST_BEGUN_S = 30.0
+# Bytes of a mean write, with which a device is filled by bytes and not by operations; and bytes per
+# second that are much for any disk that seeks.
+LARGE_BYTES, MUCH_RATE = 64 << 10, 8 << 20
+# Seconds.  A flood that fsyncs dirties memory in one go, long before the trouble is an incident.
+BEFORE_S = 60.0
 # Share of the commits' time that was slept in write(); 13 to 25 % is usual under a good limit.
 THROTTLED_SHARE = 0.5
 # A limiter (of a cloud volume) is recognized by even service: p90 of the writes is at most
@@ -78,7 +83,8 @@ def cause_of(incident: Incident, health: DeviceHealth, memory: Memory) -> Cause:
     if low is not None and high is not None:
         if low >= FAULT_S + QUEUED * incident.backlog_s or high >= FAULT_ONE_S:
             return Cause.DEVICE
-        return Cause.NEIGHBOUR
+        # Direct IO leaves nothing waiting in memory.
+        return Cause.FLOOD if _writes_much(incident) else Cause.NEIGHBOUR
     if incident.oldest_s >= FAULT_ONE_S:
         return Cause.DEVICE
     return Cause.UNKNOWN
@@ -87,12 +93,22 @@ def cause_of(incident: Incident, health: DeviceHealth, memory: Memory) -> Cause:
 def _flood(incident: Incident) -> bool:
     if incident.flooded_s < FLOODED_SHARE * incident.seconds:
         return False
+    if incident.loaded_s >= FLOODED_SHARE * incident.seconds:
+        return True  # no limit holds these, so their age does not matter
     behind = (
         incident.backlog_bytes >= BACKLOG_LEAST_BYTES
         and incident.backlog_s >= BACKLOG_SHARE * incident.judged_s
     )
     # A flood that was limited to a few MB for half a minute without trouble is not the cause.
     return behind or incident.flood_age_s <= JUST_BEGUN_S
+
+
+def _writes_much(incident: Incident) -> bool:
+    """Whether this host itself fills the device, other than by a flood that is held."""
+    if incident.flooded_s >= FLOODED_SHARE * incident.seconds:
+        return False
+    seconds, operations, size = (sum(each) for each in zip(*incident.ticks))
+    return bool(size >= MUCH_RATE * seconds and size >= LARGE_BYTES * operations)
 
 
 def is_even(incident: Incident) -> bool:
@@ -181,13 +197,23 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     """
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return ()
-    heavy = sorted(incident.dirtied.values(), key=lambda each: -each.count)[:MOST_CULPRITS]
+    # By program, what it dirtied before and since the incident began.
+    both = [
+        (incident.before.get(program), incident.dirtied.get(program))
+        for program in {**incident.before, **incident.dirtied}
+    ]
+    sums = [(sum(each.count for each in pair if each is not None), pair) for pair in both]
+    heavy = sorted(sums, key=lambda each: -each[0])[:MOST_CULPRITS]
     seconds = max(incident.seconds, 1e-3)
-    return tuple(
-        _culprit(each, seconds)
-        for each in heavy
-        if each.count and each.count >= CULPRIT_SHARE * heavy[0].count
-    )
+    found = []
+    for count, (before, since) in heavy:
+        if not count or count < CULPRIT_SHARE * heavy[0][0]:
+            continue
+        if before is not None and (since is None or before.count > since.count):
+            found.append(_culprit(before, before.seconds))
+        elif since is not None:
+            found.append(_culprit(since, seconds))
+    return tuple(found)
 
 
 def _culprit(dirtied: Dirtied, seconds: float) -> Culprit:

@@ -8,7 +8,13 @@ from typing import NamedTuple, Optional, Tuple
 from writebackd.alerts import array_state, messages
 from writebackd.alerts.alert_types import AlertName, Cause, Culprit, Severity
 from writebackd.alerts.baseline import RATE_FALLS_S
-from writebackd.alerts.cause import FLOODED_SHARE, QUEUED, cause_of, culprits_of
+from writebackd.alerts.cause import (
+    BACKLOG_LEAST_BYTES,
+    FLOODED_SHARE,
+    QUEUED,
+    cause_of,
+    culprits_of,
+)
 from writebackd.alerts.degraded import cache_alert
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
 from writebackd.alerts.foreign import writers
@@ -148,14 +154,23 @@ def _threshold_s(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> float:
     if usual is None:
         return float("inf")
     by_size = 0.0
-    if size_class(syncs.done, syncs.size_bytes) > usual.size and health.most_sync_bytes:
+    if _is_behind(view):
+        pass  # the bytes are a flood's, for which small syncs wait
+    elif size_class(syncs.done, syncs.size_bytes) > usual.size and health.most_sync_bytes:
         # Larger than any syncs with a known latency: allow time for the bytes.
         by_size = SIZE_SLACK * syncs.size_bytes / max(1, syncs.done) / health.most_sync_bytes
     return view.rules.latency_multiple * usual.latency_s + by_size
 
 
+def _is_behind(view: DeviceView) -> bool:
+    """Whether more waits to be written than a load of large syncs leaves waiting."""
+    return view.flooded and view.backlog_bytes >= BACKLOG_LEAST_BYTES
+
+
 def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
     """Whether syncs are fewer because they are larger: they write as many bytes as ever."""
+    if _is_behind(view):
+        return False
     if syncs.size_bytes < view.rules.bytes_share * health.most_sync_bytes * syncs.seconds:
         return False
     usual = _usual(health, syncs)

@@ -14,9 +14,10 @@ from typing import Dict, Mapping, Optional, Tuple
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
+from writebackd.alerts.cause import BEFORE_S
 from writebackd.alerts.collapse import collapse, suspicious
 from writebackd.alerts.degraded import beside_flood, degraded, recovering
-from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth
+from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth, HeavyTick
 from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.alerts.lifecycle import uninhibited, update_active
@@ -35,6 +36,8 @@ from writebackd.types.samples import DeviceSample, Sample
 RESUME_S, RESUME_TIMES = 10.0, 5.0
 # Number of devices above which each one learns only in every SELDOM-th tick.
 MANY, SELDOM = 64, 8
+# Bytes dirtied by a process in a tick that are remembered after it.
+HEAVY_BYTES = 4 << 20
 
 
 def detect(
@@ -47,6 +50,11 @@ def detect(
     kernel refuses it, or the kill switch is set.
     """
     memory = _quieted(policy, memory, sample)
+    heavy = tuple(each for each in sample.tasks if each.dirtied_bytes >= HEAVY_BYTES)
+    if heavy or memory.heavy:
+        kept = [each for each in memory.heavy if sample.time_s - each.time_s < BEFORE_S]
+        kept += [HeavyTick(sample.time_s, sample.dt_s, heavy)] if heavy else []
+        memory = replace(memory, heavy=tuple(kept))
     tick = TickView(policy, memory, sample, decision, core, in_force)
     # Learn nothing during an alert, except EXHAUSTED, which does not affect baselines.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}

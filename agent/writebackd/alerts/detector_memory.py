@@ -48,6 +48,15 @@ class Dirtied:
     count: int  # bytes
     task: TaskSample  # the one that did most of it in the last tick
     several: bool = False  # processes
+    seconds: float = 0.0  # of ticks in which they did
+
+
+class HeavyTick(NamedTuple):
+    """Who dirtied much in a tick."""
+
+    time_s: float
+    dt_s: float
+    tasks: Tuple[TaskSample, ...]
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class Incident:
     oldest_s: float = 0.0  # the longest that one had waited when it was looked at
     waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
     flooded_s: float = 0.0
+    loaded_s: float = 0.0  # by writes that are not the flusher's
     flood_age_s: float = float("inf")  # of the flood, when this began
     backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
     backlog_bytes: float = 0.0
@@ -79,6 +89,7 @@ class Incident:
     written_bytes: int = 0
     ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
     dirtied: Mapping[Program, Dirtied] = field(default_factory=dict)
+    before: Mapping[Program, Dirtied] = field(default_factory=dict)  # until it began
     newer: Optional[Incident] = None  # the sums to go on with when these are of too many seconds
 
     @property
@@ -141,6 +152,7 @@ class DeviceHealth:
     recovery: Recovery = field(default_factory=Recovery)
     throttled_now_s: float = 0.0  # of the last tick, as SyncSample has it
     stalled_s: float = 0.0  # in a row with demand and no completion
+    worked_s: float = float("-inf")  # when it last completed something, some seconds late
     mismatch_s: float = 0.0  # in a row with writes too fast for what tools say
     sizes_off: int = 0  # in a row, measured sizes of the cache that are not what a tool says
     size_seen: Optional[float] = None  # the last of them
@@ -178,5 +190,6 @@ class AlertMemory:
     quiet_until_s: float = float("-inf")
     dt_s: float = 0.0  # of the tick before
     blind_s: float = 0.0  # in a row
+    heavy: Tuple[HeavyTick, ...] = ()  # the last BEFORE_S, oldest first
     health: Mapping[str, DeviceHealth] = field(default_factory=dict)
     standing: Mapping[Key, ActiveAlert] = field(default_factory=dict)

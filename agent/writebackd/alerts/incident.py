@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from writebackd.alerts import array_state
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.alerts.cause import fast_share
-from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident
+from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident, Program
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
-from writebackd.types.samples import IoClass
+from writebackd.types.samples import IoClass, TaskSample
 
 # Seconds.  An incident ends when all looks well for this long; the flusher's rounds are shorter.
 INCIDENT_ENDS_S = 3.0
@@ -61,11 +61,36 @@ def extended(
 def _begun(view: DeviceView) -> Incident:
     sample, devices = view.tick.sample, view.tick.core.devices
     flood_s = devices[view.name].flood_began_s if view.name in devices else None
+    before: Dict[Program, Dirtied] = {}
+    for tick in view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy:
+        for task in tick.tasks:
+            if task.device in (view.name, None):
+                _add_task(before, task, tick.dt_s, task.cgroup)
     return Incident(
         sample.time_s - view.dt_s,
         sample.wall_s - view.dt_s,
         flood_age_s=sample.time_s - flood_s if flood_s is not None else float("inf"),
+        before=before,
     )
+
+
+def _is_now(view: DeviceView) -> bool:
+    """Whether the last heavy tick is this one, which the sums have themselves."""
+    return bool(view.tick.heavy) and view.tick.heavy[-1].time_s == view.tick.sample.time_s
+
+
+def _add_task(
+    sums: Dict[Program, Dirtied], task: TaskSample, dt_s: float, path: Optional[str]
+) -> None:
+    program = (task.comm, task.cgroup_id)
+    had = sums.get(program)
+    if had is None:
+        sums[program] = Dirtied(task.dirtied_bytes, replace(task, cgroup=path), seconds=dt_s)
+    else:
+        sums[program] = Dirtied(
+            had.count + task.dirtied_bytes, replace(task, cgroup=path or had.task.cgroup),
+            had.several or task.pid != had.task.pid, had.seconds + dt_s,
+        )  # fmt: skip
 
 
 def _added(incident: Incident, view: DeviceView) -> Incident:
@@ -82,17 +107,7 @@ def _added(incident: Incident, view: DeviceView) -> Incident:
         (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())), key=lambda task: task.dirtied_bytes
     )
     for task in tasks:  # the heaviest last
-        program = (task.comm, task.cgroup_id)
-        before = dirtied.get(program)
-        if before is None:
-            path = task.cgroup or tick.path(task.cgroup_id)
-            dirtied[program] = Dirtied(task.dirtied_bytes, replace(task, cgroup=path))
-            continue
-        dirtied[program] = Dirtied(
-            before.count + task.dirtied_bytes,
-            replace(task, cgroup=task.cgroup or before.task.cgroup),
-            before.several or task.pid != before.task.pid,
-        )
+        _add_task(dirtied, task, dt_s, task.cgroup or tick.path(task.cgroup_id))
     if len(dirtied) > MANY_PROGRAMS:
         heavy = sorted(dirtied.items(), key=lambda item: -item[1].count)[:HEAVIEST]
         dirtied = dict(heavy)
@@ -103,7 +118,8 @@ def _added(incident: Incident, view: DeviceView) -> Incident:
         sync_bytes=incident.sync_bytes + sync_bytes,
         oldest_s=max(incident.oldest_s, view.oldest_s),
         waited_s=incident.waited_s + (dt_s if view.waited else 0.0),
-        flooded_s=incident.flooded_s + (dt_s if estimate.flooded else 0.0),
+        flooded_s=incident.flooded_s + (dt_s if view.flooded else 0.0),
+        loaded_s=incident.loaded_s + (dt_s if view.loaded and not estimate.flooded else 0.0),
         backlog_s=max(incident.backlog_s, backlog_s),
         queued_s2=incident.queued_s2 + backlog_s * dt_s,
         backlog_bytes=max(incident.backlog_bytes, backlog),

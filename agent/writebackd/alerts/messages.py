@@ -13,7 +13,7 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 
 WHY = {
-    Cause.FLOOD: "buffered writes flood the device",
+    Cause.FLOOD: "writes of this host flood the device",
     Cause.WRITE_THROUGH: "writes are no faster than the disks: the write cache is off",
     Cause.DEVICE: "the device is slow or failing",
     Cause.CAP: "operations complete at a fixed rate, the limit of the volume",

@@ -12,6 +12,9 @@ from writebackd.types.copying import replace
 # What no sync waits for may be a read of a disk in standby, which takes up to 10 s to spin up, or
 # one request that the kernel counts nowhere when it completes.
 UNWANTED_STALL_S = 15.0
+# Seconds without a completion after which a rotating disk may be in standby, whoever waits for it.
+# While it works that is written down every WORKED_S.
+STANDBY_S, WORKED_S = 60.0, 15.0
 
 
 def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
@@ -24,12 +27,19 @@ def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     )
     if completed or not (seen.inflight or waiting):
         view.well(AlertName.STALL)
+        if completed and sample.time_s - health.worked_s >= WORKED_S:
+            return replace(health, stalled_s=0.0, worked_s=sample.time_s)
         return health if not health.stalled_s else replace(health, stalled_s=0.0)
     if seen.classes and any(each.count for each in seen.classes.values()):
         return replace(health, stalled_s=0.0) if health.stalled_s else health  # flushes
     before_s, stalled_s = health.stalled_s, health.stalled_s + view.dt_s
     health = replace(health, stalled_s=stalled_s)
-    least_s = view.rules.stall_s if waiting else max(view.rules.stall_s, UNWANTED_STALL_S)
+    asleep = (
+        seen.device.rotational and sample.time_s - stalled_s - health.worked_s >= STANDBY_S
+    )
+    least_s = view.rules.stall_s
+    if asleep or not waiting:
+        least_s = max(least_s, UNWANTED_STALL_S)
     # In one long tick the whole host may have stood still, as a guest does that is paused.
     if stalled_s < least_s or not before_s:
         return health

@@ -8,14 +8,19 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import small_bytes, small_writes
+from writebackd.alerts.cause import BACKLOG_LEAST_BYTES, LARGE_BYTES
 from writebackd.alerts.detector_memory import AlertMemory, Key
 from writebackd.policy.keys import Alerts
 from writebackd.policy.schema import Policy
+from writebackd.tuning import FLOOD_RATE
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
+
+# Share of the rate that a device is known to have, below which it is slow.
+KNOWN_SHARE = 0.5
 
 
 class TickView:
@@ -37,6 +42,7 @@ class TickView:
         self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
         self.found: Dict[Key, Alert] = {}  # what is wrong
         self.well: Set[Key] = set()  # what is well again
+        self.heavy = memory.heavy
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
         for task in sample.tasks:
             self.tasks.setdefault(task.device, []).append(task)
@@ -138,6 +144,26 @@ class DeviceView:
         if sync is None or not total_s:
             return 0.0
         return self.dt_s * min(1.0, (sync.throttled_s + self.asleep_s) / total_s)
+
+    @cached_property
+    def loaded(self) -> bool:
+        """Whether large fsyncs write back what floods the device: no background writes.
+
+        At a fraction of the rate that the device is known to have it is slow, and not flooded.
+        """
+        seen, core = self.seen, self.tick.core.devices.get(self.name)
+        known = (core.drain_rate if core is not None else None) or 0.0
+        rate = seen.write_bytes / self.dt_s
+        return (
+            rate >= max(FLOOD_RATE, KNOWN_SHARE * known)
+            and seen.write_bytes >= LARGE_BYTES * seen.writes
+            and self.backlog_bytes >= BACKLOG_LEAST_BYTES
+        )
+
+    @property
+    def flooded(self) -> bool:
+        """Whether much waits to be written back, whoever does it."""
+        return self.estimate.flooded or self.loaded
 
     @property
     def backlog_bytes(self) -> float:

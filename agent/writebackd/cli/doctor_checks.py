@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -98,6 +99,15 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         )
     else:
         yield "note", "no kernel types (BTF): bcc compiles the probe with the kernel's headers"
+    lockdown = re.search(r"\[(.*?)\]", files.try_read("/sys/kernel/security/lockdown") or "")
+    if lockdown and lockdown[1] == "confidentiality":
+        yield (
+            "warning",
+            "lockdown=confidentiality: the kernel refuses kprobes, and reads of its memory by BPF;"
+            " only hooks with types (tp_btf, fentry) can work; boot with lockdown=integrity",
+        )
+    elif lockdown and lockdown[1] == "integrity":
+        yield "note", "lockdown=integrity: BPF may read, and nothing that is needed is refused"
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
     yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")

@@ -183,7 +183,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
             found, [each for each in tools if not _is_at(files, each.path, options.output)]
         ),
         tuned_base=base,
-        inherited=read_profiles(files, base)[1],
+        inherited=read_profiles(files, base).lines,
         left_out=left_out,
         blamed={name: blamed(past, name, since_s or 0.0, end_s) for name in policies},
     )
@@ -196,11 +196,11 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
     Raises CommandError where that would be so by way of another.
     """
     names: List[str] = []
-    for name in active_profile(files).split():
+    for name in (active_profile(files) or "").split():
         _, text = tuned_file(files, name) or ("", "")
         base = included(text) if is_ours(text) else [name]
         names += base
-        if any(_is_at(files, each, output) for each in read_profiles(files, base)[0]):
+        if any(_is_at(files, each, output) for each in read_profiles(files, base).paths):
             raise CommandError(
                 f"the active tuned profile {clean(name)} includes {output}, which cannot include it"
                 " in turn: name a new profile with -o",

@@ -27,7 +27,16 @@ from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.ramp import near
 from writebackd.estimate.limit_shares import reserved, shared_limit
 from writebackd.policy.schema import Policy
-from writebackd.tuning import AGAIN_S, CACHE_S, IN_FORCE, MINIMA_SHARE, MOST_OWN, OWN_SHARE, WAVE_S
+from writebackd.tuning import (
+    AGAIN_S,
+    CACHE_S,
+    FLOOD_RATE,
+    IN_FORCE,
+    MINIMA_SHARE,
+    MOST_OWN,
+    OWN_SHARE,
+    WAVE_S,
+)
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
@@ -66,6 +75,9 @@ def plan_device_limits(
         if sample.time_s - since <= AGAIN_S
     }
     if policy.levers.per_device:
+        size = sum([each.dirtied_bytes for each in sample.tasks if each.device is None])
+        if size >= FLOOD_RATE * sample.dt_s:
+            memory = replace(memory, others_s=sample.time_s)
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
@@ -139,6 +151,8 @@ def _caps(
         name for name, each in memory.devices.items()
         if sample.time_s - each.last_flood_s <= 2 * WAVE_S
     }
+    # NFS and FUSE have no disk that could be flooded; their writers wait for the global limit, too.
+    others = sample.time_s - memory.others_s <= 2 * WAVE_S
     # Number of recently flooded devices on each leaf disk.
     floods_on = Counter(
         leaf for seen in sample.devices if seen.device.name in flooded_lately
@@ -175,7 +189,7 @@ def _caps(
             continue
         if known is None and not _is_tightest(want, least, shared):
             continue
-        if len(flooded_lately) <= flooded:
+        if len(flooded_lately) <= flooded and not others:
             continue  # no other device is flooded: the global limit is enough
         # Another flooded volume on the same disks would be unlimited under the raised global
         # limit, and delay the same syncs.

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.kernel.boot_settings import BootSetting, boot_settings, in_force, is_accepted
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles
+from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles, text_of
 
 
 @dataclass(frozen=True)
@@ -35,33 +36,8 @@ class ConflictingTool:
         return self.where.rpartition(":")[0]
 
 
-# In systemd's order of precedence: a name in an earlier directory masks later ones.
-_SYSCTL_DIRS = (
-    "/etc/sysctl.d",
-    "/run/sysctl.d",
-    "/usr/local/lib/sysctl.d",
-    "/usr/lib/sysctl.d",
-    "/lib/sysctl.d",
-)
-_TMPFILES_DIRS = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
-_UDEV_DIRS = (
-    "/etc/udev/rules.d", "/run/udev/rules.d", "/usr/local/lib/udev/rules.d",
-    "/usr/lib/udev/rules.d", "/lib/udev/rules.d",
-)  # fmt: skip
-_RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
-# sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
-_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{DIRTY}\s*=\s*(?P<value>\S+)")
 _NOTE_LINE = re.compile(rf"\s*vm[./]{DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
-# tmpfiles.d(5): type, path, mode, user, group, age, argument.
-_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{DIRTY}\s+(?:\S+\s+){{4}}(?P<value>\S+)")
-# By hand: `echo 15728640 > /proc/sys/vm/dirty_bytes`, `sysctl -w vm.dirty_bytes=15728640`.
-_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(?P<value>\S+)\s*>\s*/proc/sys/vm/{DIRTY}")
-_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
-# A BDI's limits and a disk's queue, from udev rules: levers that the policy may turn on.
-_UDEV = re.compile(
-    r'[^#]*\bATTR\{(?:\.\./)*(?P<setting>(?:bdi|queue)/(?:min_ratio|max_ratio|min_bytes|max_bytes'
-    r'|strict_limit|nr_requests|max_sectors_kb)[a-z_]*)\}\s*=\s*"(?P<value>[^"]*)"'
-)
+_VARIABLE = re.compile(r"""\s*(?:export\s+)?(?P<name>\w+)=["']?(?P<value>[^"'#\s]*)""")
 # By the name of the process: what it does to levers of ours.
 _AGENTS: Mapping[str, str] = {
     "writebackd": "sets the same limits",
@@ -82,6 +58,18 @@ _NOTE_FILES = (
     "/usr/share/saptune/notes/{}", "/var/lib/saptune/working/notes/{}",
     "/etc/saptune/extra/{}.conf", "/etc/saptune/override/{}",
 )  # fmt: skip
+# laptop-mode-tools: with and without laptop mode, and what it takes without a line.
+_LAPTOP_MODE = "/etc/laptop-mode/laptop-mode.conf"
+_LAPTOP_MODE_SETS = (
+    ("DIRTY_RATIO", (("LM", "60"), ("NOLM", "40"))),
+    ("DIRTY_BACKGROUND_RATIO", (("LM", "1"), ("NOLM", "10"))),
+)
+_BINARIES = ("/usr/sbin", "/sbin", "/usr/bin")
+_SAPCONF = "/etc/sysconfig/sapconf"
+_SAPCONF_SETS = (
+    ("DIRTY_BYTES", "vm.dirty_bytes"), ("DIRTY_BG_BYTES", "vm.dirty_background_bytes"),
+)  # fmt: skip
+_CONTAINER = re.compile(r"kubepods|docker|libpod|crio|containerd|lxc|[0-9a-f]{64}")
 _LOOK_S = 30.0
 _FAILED = "cannot look for conflicting tools"
 _COMM = 15  # of a process' name, what the kernel keeps
@@ -132,7 +120,16 @@ def find_conflicting_tools(
     """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
     names, unread = _processes(files, lines)
     agents = (*_agents(names, own_pid), *_unread(unread, lines))
-    return (*_tuned(files, "tuned" in names), *agents, *_saptune(files), *_boot(files))
+    boot = (
+        ConflictingTool(
+            "note", "boot", each.source, each.setting and f"{each.setting}={each.value}",
+            each.place, each.text,
+        )
+        for each in boot_settings(files)
+    )  # fmt: skip
+    return (
+        *_tuned(files, names.get("tuned", ())), *agents, *_scripts(files), *_saptune(files), *boot
+    )  # fmt: skip
 
 
 class ConflictMonitor:
@@ -228,14 +225,17 @@ def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Confli
 def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
     """Notes are applied by a command or at boot: no process stays."""
     lines = (files.try_read(_SAPTUNE) or "").splitlines()
-    notes = [name for found in filter(None, map(_SAPTUNE_NOTES.match, lines))
-             for name in found[1].split() if "/" not in name]  # fmt: skip
+    notes = [name for listed in filter(None, map(_SAPTUNE_NOTES.match, lines))
+             for name in listed[1].split() if "/" not in name]  # fmt: skip
     settings: Dict[str, Tuple[str, str, str]] = {}
     for note in notes:
         own: Dict[str, Tuple[str, str, str]] = {}
         for form in _NOTE_FILES:
-            for place, setting, value in _matches(files, form.format(note), _NOTE_LINE):
-                own[setting] = (note, place, value)
+            path = form.format(note)
+            for number, line in enumerate((text_of(files, path) or "").split("\n"), 1):
+                found = _NOTE_LINE.match(line)
+                if found:
+                    own[f"vm.{found['setting']}"] = (note, f"{path}:{number}", found["value"])
         # An override without a value takes the line out of its note.
         settings.update({setting: line for setting, line in own.items() if line[2]})
     for setting, (note, place, value) in settings.items():
@@ -247,85 +247,67 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
         )
 
 
-# place, setting, value
-_Line = Tuple[str, str, str]
+def _variables(files: KernelFiles, path: str) -> Dict[str, Tuple[str, str]]:
+    """Value and place of each variable of a shell's file."""
+    lines = enumerate((text_of(files, path) or "").split("\n"), 1)
+    found = ((number, _VARIABLE.match(line)) for number, line in lines)
+    return {each["name"]: (each["value"], f"{path}:{number}") for number, each in found if each}
 
 
-def _boot(files: KernelFiles) -> Iterator[ConflictingTool]:
-    original = "is set at boot ({}): writebackd treats it as the original"
-    sources = (
-        ("sysctl.d", _last(_sysctl_lines(files)),
-         f"{original}; `sysctl --system` while it runs makes it yield"),
-        ("tmpfiles.d", _last(_in_directories(files, _TMPFILES_DIRS, ".conf", _TMPFILES)), original),
-        ("rc.local", _last(_rc_lines(files)), original),
-        ("udev", _in_directories(files, _UDEV_DIRS, ".rules", _UDEV),
-         "is set when a disk appears or changes ({}): writebackd releases that lever"),
-    )  # fmt: skip
-    for name, lines, consequence in sources:
-        for place, setting, value in lines:
-            said = f"{setting}={value}"
-            text = f"{said} {consequence.format(place)}"
-            yield ConflictingTool("note", "boot", name, said, place, text)
+def _scripts(files: KernelFiles) -> Iterator[ConflictingTool]:
+    """Tools that end when they have set the limits."""
+    values = _variables(files, _LAPTOP_MODE)
+    on, where = values.get("ENABLE_LAPTOP_MODE_TOOLS", ("1", f"{_LAPTOP_MODE}:1"))
+    if on == "1" and any(files.path(f"{place}/laptop_mode").exists() for place in _BINARIES):
+        said = " and ".join(
+            f"vm.{name.lower()} to " + " or ".join(
+                values.get(f"{mode}_{name}", (usual, ""))[0] for mode, usual in modes
+            )
+            for name, modes in _LAPTOP_MODE_SETS
+        )  # fmt: skip
+        yield ConflictingTool(
+            "warning", "agent", "laptop-mode-tools", None, where,
+            f"laptop-mode-tools sets {said} ({_LAPTOP_MODE}) when the power supply changes and"
+            " on a timer: each time writebackd yields",
+        )  # fmt: skip
+    values = _variables(files, _SAPCONF)
+    for variable, setting in _SAPCONF_SETS:
+        value, where = values.get(variable, ("", ""))
+        if value and is_accepted(setting, value):
+            yield ConflictingTool(
+                "note", "agent", "sapconf", f"{setting}={value}", where,
+                f"sapconf sets {setting}={value} ({where}): whenever sapconf applies it,"
+                " writebackd yields",
+            )  # fmt: skip
 
 
-def _last(lines: Iterator[_Line]) -> Iterator[_Line]:
-    """Of several lines that set the same the last is in force."""
-    return iter({line[1]: line for line in lines}.values())
-
-
-def _sysctl_lines(files: KernelFiles) -> Iterator[_Line]:
-    paths = _chosen(files, _SYSCTL_DIRS, ".conf")
-    # procps reads this one last; systemd-sysctl through a link in sysctl.d.
-    paths.append("/etc/sysctl.conf")
-    seen = set()
-    for path in paths:
-        real = files.path(path).resolve()
-        if real not in seen:
-            seen.add(real)
-            yield from _matches(files, path, _SYSCTL)
-
-
-def _rc_lines(files: KernelFiles) -> Iterator[_Line]:
-    for path in _RC_LOCAL:
-        for pattern in (_ECHO, _SYSCTL_W):
-            yield from _matches(files, path, pattern)
-
-
-def _chosen(files: KernelFiles, directories: Sequence[str], ending: str) -> List[str]:
-    """Paths in the order in which they are read: by file name over all directories."""
-    chosen: Dict[str, str] = {}
-    for directory in directories:
-        for name in files.listdir(directory):
-            if name.endswith(ending):
-                chosen.setdefault(name, f"{directory}/{name}")
-    return [chosen[name] for name in sorted(chosen)]
-
-
-def _in_directories(
-    files: KernelFiles, directories: Sequence[str], ending: str, pattern: "re.Pattern[str]"
-) -> Iterator[_Line]:
-    for path in _chosen(files, directories, ending):
-        yield from _matches(files, path, pattern)
-
-
-def _matches(files: KernelFiles, path: str, pattern: "re.Pattern[str]") -> Iterator[_Line]:
-    prefix = "" if pattern is _UDEV else "vm."
-    for number, line in enumerate((files.try_read(path) or "").splitlines(), 1):
-        found = pattern.match(line)
-        if found:
-            yield f"{path}:{number}", prefix + found["setting"], found["value"]
-
-
-def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
+def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]:
     active = active_profile(files)
-    _, lines = read_profiles(files, active.split())
-    for line in {each.setting: each for each in lines}.values():
+    profiles = read_profiles(files, (active or "").split())
+    pid = f"pid {pids[0]}" if pids else ""
+    level = "warning" if pids else "note"
+    inside = pids and _CONTAINER.search(files.try_read(f"/proc/{pids[0]}/cgroup") or "")
+    if pids and (inside or active is None or (active and not profiles.paths)):
+        why = "runs in a container" if inside else "runs, and its profile cannot be read here"
+        yield ConflictingTool(
+            level, "tuned", active or "tuned", None, pid,
+            f"tuned ({pid}) {why}: unknown whether it sets vm.dirty_*",
+        )  # fmt: skip
+        return
+    for each in profiles.unknown if profiles.paths else ():
+        yield ConflictingTool(
+            level, "tuned", active or "", None, f"{profiles.paths[0]}:1",
+            f"tuned's active profile {active} includes {each}, which cannot be told or read here"
+            f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
+        )  # fmt: skip
+    lines = (BootSetting("tuned", each.place, each.setting, each.value) for each in profiles.lines)
+    for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"
         yield ConflictingTool(
-            "warning" if runs else "note", "tuned", active, setting, line.place,
+            level, "tuned", active or "", setting, line.place,
             f"{said}: whenever tuned applies it, writebackd yields; override the line in a"
             " profile of your own"
-            if runs
+            if pids
             else f"{said}, but tuned is not running",
-        )
+        )  # fmt: skip

@@ -49,7 +49,12 @@ _CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
 _VIRTUAL = (
     "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
     "virtual machine", "openstack", "google compute engine", "amazon ec2", "alibaba cloud",
-    "digitalocean", "bhyve", "apple virtualization",
+    "digitalocean", "bhyve", "apple virtualization", "dummy-virt", "riscv-virtio", "xenvm",
+)  # fmt: skip
+# Of makers of machines with such processors.
+_MAKERS = (
+    "ampere", "asrock", "dell", "fujitsu", "gigabyte", "hewlett", "hpe", "huawei", "inspur",
+    "lenovo", "nvidia", "supermicro", "wiwynn",
 )  # fmt: skip
 _DMI = "/sys/class/dmi/id"
 
@@ -177,16 +182,41 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
             return "guest", f"CPU flag hypervisor{called}"
         return "metal", f"no CPU flag hypervisor{called}"
     # Processors other than x86 have no such flag.
-    node = files.try_read("/proc/device-tree/hypervisor/compatible")
+    tree = "/proc/device-tree"
+    node = files.try_read(f"{tree}/hypervisor/compatible")
     if node:
         compatible = node.replace("\0", " ").strip()
         return "guest", f"device tree: hypervisor {compatible}"
-    if not named:
-        return None, ""
+    board = (files.try_read(f"{tree}/model") or "").rstrip("\0") if not named else ""
+    shown = f"device tree: {board}" if board else called[2:]
     # A whole machine of Amazon's is called so: c6g.metal.
-    text = named.lower()
-    virtual = any(each in text for each in _VIRTUAL) and not text.endswith(".metal")
-    return "guest" if virtual else "metal", called[2:]
+    text = (board or named).lower()
+    if text.endswith(".metal"):
+        return "metal", shown
+    if any(each in text for each in _VIRTUAL):
+        return "guest", shown
+    # Anybody may write any name into DMI. Only root may read the bit.
+    says_guest = _dmi_bit(files)
+    if says_guest or files.listdir("/sys/bus/virtio/devices") or _has_virtio_disk(files):
+        return "guest", f"{'DMI: virtual machine' if says_guest else 'virtio devices'}; {shown}"
+    if board or says_guest is False or any(each in text for each in _MAKERS):
+        return "metal", shown
+    return None, ""
+
+
+def _dmi_bit(files: KernelFiles) -> Optional[bool]:
+    """Whether SMBIOS describes a virtual machine: bit 4 of type 0's byte 0x13."""
+    try:
+        text = files.read_whole("/sys/firmware/dmi/entries/0-0/raw")
+    except OSError:
+        return None
+    data = text.encode("utf-8", "surrogateescape")
+    return bool(data[0x13] & 0x10) if len(data) > 0x13 else None
+
+
+def _has_virtio_disk(files: KernelFiles) -> bool:
+    return any("/virtio" in (files.readlink(f"/sys/block/{name}") or "")
+               for name in files.listdir("/sys/block"))  # fmt: skip
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:

@@ -3,29 +3,36 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
 DIRTY = r"(?P<setting>dirty_(?:background_)?(?:bytes|ratio))"
-_SECTION = re.compile(r"\s*\[(.+?)\]")
-_OPTION = re.compile(r"\s*([^#;\s=\[][^=]*?)\s*=\s*(.*?)\s*$")
 # By a section's plugin: vm.dirty_* in [sysctl], dirty_* in [vm].
-_TUNED = {"sysctl": re.compile(rf"vm[./]{DIRTY}"), "vm": re.compile(DIRTY)}
-# A later one of tuned-main.conf's profile_dirs beats an earlier one; newer tuned keeps
-# profiles one level deeper.
-_TUNED_DIRS = (
-    "/etc/tuned/profiles",
-    "/etc/tuned",
-    "/usr/lib/tuned/profiles",
-    "/usr/lib/tuned",
-)
+_PLUGINS = {"sysctl": re.compile(rf"vm[./]{DIRTY}"), "vm": re.compile(DIRTY)}
+_YES = ("True", "true", "1")
+# A later one of profile_dirs beats an earlier one; until 2.23 profiles were one level higher.
+_DIRS = "/usr/lib/tuned,/usr/lib/tuned/profiles,/etc/tuned,/etc/tuned/profiles"
+_PROFILE_DIRS = re.compile(r"^\s*profile_dirs\s*=([^#\n]*)", re.MULTILINE)
 
 
-def active_profile(files: KernelFiles) -> str:
-    """Of tuned, names parted by blanks; empty without any."""
-    return " ".join((files.try_read("/etc/tuned/active_profile") or "").split())
+def active_profile(files: KernelFiles) -> Optional[str]:
+    """Of tuned, names parted by blanks; empty where it is off, None where no file says so."""
+    active, after = (
+        files.try_read(f"/etc/tuned/{name}") for name in ("active_profile", "post_loaded_profile")
+    )
+    return None if active is None else " ".join([*active.split(), *(after or "").split()])
+
+
+def text_of(files: KernelFiles, path: str) -> Optional[str]:
+    """A file as it is, so that the numbers of its lines are right; None where it is not read."""
+    try:
+        return files.read_whole(path)
+    except OSError:
+        return None
 
 
 class TunedLine(NamedTuple):
@@ -39,24 +46,51 @@ class TunedLine(NamedTuple):
     value: str
 
 
-def read_profiles(
-    files: KernelFiles, profiles: Sequence[str]
-) -> Tuple[List[str], List[TunedLine]]:
-    """Paths and lines of profiles and what they include; of two that set the same the last wins."""
-    lines: List[TunedLine] = []
-    seen: List[str] = []
+class Profiles(NamedTuple):
+    """Profiles and what they include, merged."""
+
+    paths: List[str]
+    lines: List[TunedLine]  # in the order in which tuned applies them
+    unknown: List[str]  # names that cannot be resolved here, or files that cannot be parsed
+
+
+_Option = Tuple[str, str]  # place, value
+_Sections = Dict[str, Dict[str, _Option]]
+
+
+def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
+    """What tuned would make of these profiles, the later over the earlier."""
+    found, units = Profiles([], [], []), {}  # type: Profiles, _Sections
     for name in profiles:
-        _add_profile(files, name, seen, lines)
-    return seen, lines
+        _add_profile(files, name, found, units)
+    variables = {name: value for name, (_, value) in units.get("variables", {}).items()}
+    for section, options in units.items():
+        # The plugin of a section is its name, unless it has a `type=`.
+        plugin = options.get("type", ("", section))[1]
+        pattern = _PLUGINS.get(plugin)
+        if pattern is None or options.get("enabled", ("", "1"))[1] not in _YES:
+            continue
+        # The vm plugin sets bytes before ratios, whatever the order of the lines.
+        for option in sorted(options, key=lambda name: plugin == "vm" and name.endswith("ratio")):
+            match, (place, value) = pattern.fullmatch(option), options[option]
+            if match is None:
+                continue
+            value = re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value).strip('"')
+            setting = match["setting"]
+            if plugin == "vm" and value.endswith("%"):
+                setting, value = setting.replace("bytes", "ratio"), value.rstrip("%")
+            found.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
+    return found
 
 
 def tuned_file(
     files: KernelFiles, name: str, without: Sequence[str] = ()
 ) -> Optional[Tuple[str, str]]:
     """Path and text of a profile, but for files that tuned has read already."""
-    for directory in _TUNED_DIRS if "/" not in name else ():  # names are no paths
-        path = f"{directory}/{name}/tuned.conf"
-        text = None if path in without else files.try_read(path)
+    own = _PROFILE_DIRS.findall(files.try_read("/etc/tuned/tuned-main.conf") or "")
+    for directory in reversed(re.split(r"\s*[,;]\s*", own[-1].strip() if own else _DIRS)):
+        path = f"{directory}/{os.path.basename(name)}/tuned.conf"
+        text = None if path in without else text_of(files, path)
         if text is not None:
             return path, text
     return None
@@ -64,48 +98,60 @@ def tuned_file(
 
 def included(text: str) -> List[str]:
     """The names that a profile includes."""
-    names = [
-        name for _, section, key, value in _options(text) if (section, key) == ("main", "include")
-        for name in re.split(r"[\s,;]+", value)
-    ]  # fmt: skip
-    return list(filter(None, names))
+    try:
+        _, value = _sections("", text).get("main", {}).get("include", ("", ""))
+    except configparser.Error:
+        return []
+    return list(filter(None, re.split(r"\s*[,;]\s*", value)))
 
 
-def _add_profile(
-    files: KernelFiles, name: str, seen: List[str], lines: List[TunedLine]
-) -> None:
+def _add_profile(files: KernelFiles, name: str, found: Profiles, units: _Sections) -> None:
     """What a profile includes, then its own on top."""
-    # A leading "-": no error where there is none.
-    found = tuned_file(files, name.lstrip("-"), seen)
-    if found is None:
+    own = tuned_file(files, name.lstrip("-"), found.paths)
+    if own is None:
+        # A leading "-": no error where there is none. One that was read already is skipped, too.
+        if not name.startswith("-") and tuned_file(files, name) is None:
+            found.unknown.append(name)
         return
-    path, text = found
-    seen.append(path)
+    path, text = own
+    found.paths.append(path)
+    try:
+        sections = _sections(path, text)
+    except configparser.Error:
+        found.unknown.append(path)  # tuned refuses it
+        return
     for each in included(text):
-        _add_profile(files, each, seen, lines)
-    options = list(_options(text))
-    dropped = {
-        (section, option) for _, section, key, value in options if key == "drop"
-        for option in re.split(r"\s*[,;]\s*", value)
-    }  # fmt: skip
-    lines[:] = [each for each in lines if (each.section, each.option) not in dropped]
-    # The plugin of a section is its name, unless it has a `type=`.
-    plugins = {section: value for _, section, key, value in options if key == "type"}
-    for number, section, key, value in options:
-        plugin = plugins.get(section, section)
-        pattern = _TUNED.get(plugin)
-        match = pattern.fullmatch(key) if pattern else None
-        if match:
-            place, setting = f"{path}:{number}", f"vm.{match['setting']}"
-            lines.append(TunedLine(section, plugin, key, setting, place, value))
+        _add_profile(files, each, found, units)
+    for section, options in sections.items():
+        before = units.get(section)
+        if before is None or options.get("replace", ("", ""))[1] in _YES:
+            units[section] = options
+            continue
+        # These are not inherited.
+        gone = ["type", "enabled", *re.split(r"\s*[,;]\s*", options.get("drop", ("", ""))[1])]
+        for option in gone:
+            before.pop(option, None)
+        before.update(options)
 
 
-def _options(text: str) -> Iterator[Tuple[int, str, str, str]]:
-    """Line, section, name and value of each option of a profile."""
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        header, option = _SECTION.match(line), _OPTION.match(line)
-        if header:
-            section = header.group(1)
-        elif option:
-            yield number, section, option.group(1), option.group(2)
+def _sections(path: str, text: str) -> _Sections:
+    """Options by section, read with the parser that tuned uses. Raises configparser.Error."""
+    parser = configparser.ConfigParser(
+        delimiters=("=",), inline_comment_prefixes=("#",), strict=False, interpolation=None
+    )
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string("\n".join(_numbered(text)))
+    return {
+        section: {
+            option: (f"{path}:{number}", value.strip())
+            for option, text in parser.items(section)
+            for number, _, value in [text.partition("\0")]
+        }
+        for section in parser.sections()
+    }
+
+
+def _numbered(text: str) -> Iterator[str]:
+    """The lines, each value with the number of its line in front."""
+    for number, line in enumerate(text.split("\n"), 1):
+        yield re.sub(r"^(\s*[^\s#;\[=][^=]*=)", rf"\g<1>{number}\0 ", line)

@@ -55,6 +55,11 @@ class Verdict:
         """A policy without rules has no points and needs some: it fits nobody."""
         return self.points >= self.least
 
+    @property
+    def runs(self) -> bool:
+        """Whether services that say so run."""
+        return any(each.rule == "services" and each.holds for each in self.findings)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -100,7 +105,8 @@ def choose(
     """The best match, else ``default``, with the reason in `policy.chosen`.
 
     `before` is the class taken earlier since the host booted: it counts as if its services ran,
-    since a database that is down for a minute is no other host.
+    since a database that is down for a minute is no other host, unless another class fits by
+    services that do run.
 
     A policy with an error is passed over (`Choice.skipped`). Raises PolicyError when it is the best
     match by what could be read of it, the one taken before, or ``default``. One whose files others
@@ -114,15 +120,15 @@ def choose(
     for name in (DEFAULT_NAME, before):
         if name in loaded:
             loaded[name].valid()
-    verdicts = rank(
-        _with_services(verdict) if verdict.name == before else verdict
-        for verdict in (judge(each.policy, facts) for each in loaded.values())
-    )
+    verdicts = [judge(each.policy, facts) for each in loaded.values()]
+    if not any(each.fits and each.runs for each in verdicts):
+        verdicts = [_with_services(each) if each.name == before else each for each in verdicts]
+    verdicts = list(rank(verdicts))
     best = verdicts[0] if verdicts and verdicts[0].fits else None
     if best is not None:
         loaded[best.name].valid()
     wrong = [name for name, each in loaded.items() if each.problems]
-    verdicts = tuple(each for each in verdicts if each.name not in wrong)
+    verdicts = [each for each in verdicts if each.name not in wrong]
     skipped = (
         *misplaced(search_dirs(config_dir, root)),
         *(line for name in wrong for line in loaded[name].problems),
@@ -140,7 +146,7 @@ def choose(
     parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
     parts += [policy.chosen] if policy.chosen else []
     policy = replace(policy, chosen="; ".join([*parts, reason]))
-    return Choice(policy, verdicts, skipped)
+    return Choice(policy, tuple(verdicts), skipped)
 
 
 def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:

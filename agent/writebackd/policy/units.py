@@ -222,9 +222,12 @@ def parse_device(text: str) -> str:
     """
     glob = text[len("/dev/") :] if text.startswith("/dev/") else text
     if "/" in glob:
+        what, shows = "links are", f"readlink -f {shorten(text)}"
+        if glob == text:
+            what, shows = "mount points are", f"findmnt -nvo SOURCE {shorten(text)}"
         raise UnitError(
-            f"'{shorten(text)}': links are not followed; give the kernel's name, "
-            f"like sda or dm-0 ('readlink -f {shorten(text)}' shows it)"
+            f"'{shorten(text)}': {what} not followed; give the kernel's name, like sda or dm-0"
+            f" ('{shows}' shows it; it may change at boot), or a driver, like driver:nvme"
         )
     _device(glob)
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
@@ -265,6 +268,8 @@ def parse_url(text: str) -> str:
         raise UnitError(f"'{shorten(text)}' is not a URL of http or https: {how}")
     if "@" in parts.netloc:
         raise UnitError("the URL contains a password, and anybody may read a policy: leave it out")
+    if re.search("/api(/|$)", parts.path):
+        raise UnitError(f"'{shorten(text)}': leave out /api and what follows; it is appended")
     if parts.query or parts.fragment:
         raise UnitError(f"'{shorten(text)}': leave out what follows ? or #")
     return text

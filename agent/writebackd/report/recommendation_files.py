@@ -103,7 +103,7 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
     Where that one sets a ratio, or bytes in another section, tuned would set both: `drop` takes a
     line out of the section of the same name. So no line of that one contradicts ours.
     """
-    others = tuple(each for each in around.conflicts if each.kind != "tuned")
+    others = tuple(each for each in around.conflicts if each.kind != "tuned" or not each.setting)
     around = replace(around, conflicts=others)
     settings = [f"{name}={value}" for name, value in found.settings.items()]
     sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}

@@ -73,6 +73,7 @@ class Memory:
     background_bytes: Optional[int] = None
     caps: Mapping[str, Cap] = field(default_factory=dict)  # by device
     refused_caps: Mapping[str, float] = field(default_factory=dict)  # by BDI: when
+    others_s: float = float("-inf")  # when writers without a device (NFS, FUSE) last dirtied
     hurry: bool = False  # of the last decision
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # until then limits adopted from an earlier run are kept

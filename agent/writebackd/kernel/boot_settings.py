@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finds what sets levers of ours at boot or by udev, in files of the root disk."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.tuned_profiles import DIRTY, text_of
+
+# In systemd's order of precedence: a name in an earlier directory masks later ones.
+_PLACES = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+_RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
+_SYSCTL_CONF = "/etc/sysctl.conf"
+_SYSTEMD = "/run/systemd/system"  # is there only where systemd runs the host
+# sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
+_SYSCTL = re.compile(rf"^\s*-?\s*vm[./]{DIRTY}\s*=\s*(?P<value>\S+)")
+_CMDLINE = re.compile(rf"(?:^|\s)\"?sysctl[./]vm[./]{DIRTY}=(?P<value>[^\s\"]+)")
+# tmpfiles.d(5): type, path, mode, user, group, age, argument.
+_TMPFILES = re.compile(
+    r"^\s*[wfF]\S*\s+\"?(?P<target>/[^\s\"]+)\"?\s+(?:\S+\s+){4}(?P<value>\S+)"
+)
+# By hand: `echo 5 > /proc/sys/vm/dirty_ratio`, `echo 5 | tee FILE`, `sysctl -w vm.dirty_ratio=5`.
+_ECHO = re.compile(
+    r"\b(?:echo|printf)\s+(?:-\w+\s+|\S*%\S*\s+)*(?P<value>\$\(\(.*?\)\)|[^\s>|]+)\s*"
+    r"(?:>+|\|\s*(?:sudo\s+)?tee(?:\s+-\w+)*)\s*(?P<target>[^\s;&|)]+)"
+)
+_SYSCTL_COMMAND = re.compile(r"\bsysctl\s[^;&|]*")
+_ASSIGNED = re.compile(rf"\bvm[./]{DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
+_LOADS = re.compile(r"\bsysctl\b.*\s(?:-p|--load|--system)\b")
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+# A BDI's limits and a disk's queue: levers that the policy may turn on.
+_LEVER = (
+    r"(?:(?:min|max)_(?:ratio|bytes)(?:_fine)?|strict_limit|nr_requests|max_sectors_kb)"
+)  # fmt: skip
+_TARGET = re.compile(
+    rf"/proc/sys/vm/{DIRTY}|.*/(?P<kind>bdi|queue)/(?:[^/]+/)?(?P<lever>{_LEVER})"
+)
+# udev(7): key, attribute, operator, value.
+_UDEV = re.compile(
+    r'(?P<key>ATTR|SYSCTL|RUN|PROGRAM|IMPORT)(?:\{(?P<name>[^}]*)\})?\s*(?:\+=|:=|=(?!=))\s*e?'
+    r'"(?P<value>(?:\\.|[^"\\])*)"'
+)
+_OF_DISKS = re.compile(r'SUBSYSTEM=="[^"]*(?:bdi|block)')
+_SHELLS = ("sh", "bash", "dash", "env")
+_SCRIPT_BYTES = 1 << 16
+
+
+class BootSetting(NamedTuple):
+    """One line that sets a lever."""
+
+    source: str  # such as sysctl.d
+    place: str  # file:line
+    setting: Optional[str]  # such as vm.dirty_ratio or bdi/max_bytes; None: not known
+    value: str
+
+    @property
+    def text(self) -> str:
+        """What it means for writebackd."""
+        at = f"({self.place})"
+        if self.setting is None:
+            return f"udev runs {self.value} {at}, which cannot be read: it may set limits of disks"
+        said, boot = f"{self.setting}={self.value}", "is set at boot"
+        if self.source == "udev":
+            boot = "is set when a device appears or changes"
+        if self.source == "sysctl.conf":
+            return (
+                f"{said} {at} is not set at boot: systemd-sysctl does not read this file;"
+                " `sysctl -p` makes writebackd yield"
+            )
+        if not self.setting.startswith("vm."):
+            return f"{said} {boot} {at}: writebackd releases that lever"
+        if self.source == "udev":
+            return f"{said} {boot} {at}: writebackd yields"
+        again = "; `sysctl --system` while it runs makes it yield"
+        return (
+            f"{said} {boot} {at}: writebackd treats it as the original"
+            f"{again if self.source == 'sysctl.d' else ''}"
+        )
+
+
+def boot_settings(files: KernelFiles) -> List[BootSetting]:
+    """All of them; of the dirty limits those that are in force in the end."""
+    first, last = list(_command_line(files)), list(_rc_local(files))
+    sysctl, unread = _sysctl(files)
+    # systemd does not order sysctl.d and tmpfiles.d: both are told.
+    tmpfiles = in_force([*_tmpfiles(files), *last])
+    tmpfiles = [each for each in tmpfiles if each not in last]
+    return [
+        *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_udev(files)
+    ]  # fmt: skip
+
+
+def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
+    """Those that are in force in the end: bytes and ratio are one setting, the last one counts."""
+    chosen: Dict[str, BootSetting] = {}
+    for line in lines:
+        setting = line.setting or ""
+        name = re.sub("bytes|ratio", "", setting)
+        if not setting.startswith("vm."):
+            name += line.place  # of a disk: which one is not known
+        before = chosen.get(name)
+        if is_accepted(setting, line.value, before.setting if before else None):
+            chosen.pop(name, None)
+            chosen[name] = line
+    return list(chosen.values())
+
+
+def is_accepted(setting: str, value: str, before: Optional[str] = None) -> bool:
+    """Whether the kernel takes a value, as far as can be told; `before`: the form in force."""
+    if not setting.startswith("vm.") or re.search("[$%<>`]", value):
+        return True
+    number = int(value) if re.fullmatch("[0-9]{1,18}", value) else -1
+    if setting.endswith("ratio"):
+        # Under bytes dirty_ratio is 0 already, and a write that changes nothing does nothing.
+        return 0 <= number <= 100 and not (
+            number == 0 and setting == "vm.dirty_ratio" and before == "vm.dirty_bytes"
+        )
+    return number >= (1 if "background" in setting else 8192)  # two pages
+
+
+def _command_line(files: KernelFiles) -> Iterator[BootSetting]:
+    text = f" {files.try_read('/proc/cmdline') or ''} ".partition(" -- ")[0]
+    for each in _CMDLINE.finditer(text):
+        yield BootSetting("command line", "/proc/cmdline:1", f"vm.{each['setting']}", each["value"])
+
+
+def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]":
+    """What is read at boot, and what only procps reads."""
+    seen, found = set(), []  # type: set[object], List[BootSetting]
+    systemd = files.path(_SYSTEMD).is_dir()
+    for path in _chosen(files, "sysctl.d", ".conf"):
+        seen.add(files.path(path).resolve())
+        found += _sysctl_lines(files, path, "sysctl.d")
+    if systemd:
+        # systemd-sysctl(8) keeps the place of an earlier line that sets the same to the same.
+        kept: Dict[Optional[str], BootSetting] = {}
+        for line in found:
+            if line.setting not in kept or kept[line.setting].value != line.value:
+                kept.pop(line.setting, None)
+                kept[line.setting] = line
+        found = list(kept.values())
+    # procps reads this one last; systemd-sysctl through a link in sysctl.d.
+    if files.path(_SYSCTL_CONF).resolve() in seen:
+        return found, []
+    commands = [_COMMENT.sub("", line) for path in _RC_LOCAL for _, line in _lines(files, path)]
+    if systemd and not any(map(_LOADS.search, commands)):
+        return found, list(_sysctl_lines(files, _SYSCTL_CONF, "sysctl.conf"))
+    return [*found, *_sysctl_lines(files, _SYSCTL_CONF, "sysctl.d")], []
+
+
+def _sysctl_lines(files: KernelFiles, path: str, source: str) -> Iterator[BootSetting]:
+    for number, line in _lines(files, path):
+        found = _SYSCTL.match(line)
+        if found:
+            yield BootSetting(source, f"{path}:{number}", f"vm.{found['setting']}", found["value"])
+
+
+def _tmpfiles(files: KernelFiles) -> Iterator[BootSetting]:
+    for path in _chosen(files, "tmpfiles.d", ".conf"):
+        for number, line in _lines(files, path):
+            found = _TMPFILES.match(line)
+            setting = _setting(found["target"]) if found else None
+            if found and setting:
+                yield BootSetting("tmpfiles.d", f"{path}:{number}", setting, found["value"])
+
+
+def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
+    seen = set()
+    for path in _RC_LOCAL:
+        real = files.path(path).resolve()
+        if real not in seen:
+            seen.add(real)
+            yield from _commands(files, path, "rc.local")
+
+
+def _commands(files: KernelFiles, path: str, source: str) -> Iterator[BootSetting]:
+    for number, line in _lines(files, path):
+        yield from _command(line, source, f"{path}:{number}")
+
+
+def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:
+    """What a line of shell sets, in the order in which it does."""
+    line = _COMMENT.sub("", line)
+    found = [
+        (each.start(), _setting(each["target"]), each["value"]) for each in _ECHO.finditer(line)
+    ]
+    for command in _SYSCTL_COMMAND.finditer(line):
+        for each in _ASSIGNED.finditer(line, command.start(), command.end()):
+            found.append((each.start(), f"vm.{each['setting']}", each["value"]))
+    for _, setting, value in sorted(found, key=lambda each: each[0]):
+        if setting is not None:
+            yield BootSetting(source, place, setting, value.strip("\\\"'"))
+
+
+def _setting(target: str) -> Optional[str]:
+    found = _TARGET.fullmatch(target.strip("\\\"'"))
+    if found is None:
+        return None
+    return f"vm.{found['setting']}" if found["setting"] else f"{found['kind']}/{found['lever']}"
+
+
+def _udev(files: KernelFiles) -> Iterator[BootSetting]:
+    for path in _chosen(files, "udev/rules.d", ".rules"):
+        first, rule = 0, ""
+        for number, line in _lines(files, path):
+            first, rule = (first, rule + line) if rule else (number, line)
+            if rule.endswith("\\"):
+                rule = rule[:-1]
+                continue
+            if not rule.lstrip().startswith("#"):
+                yield from _udev_rule(files, rule, f"{path}:{first}")
+            rule = ""
+
+
+def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSetting]:
+    for each in _UDEV.finditer(rule):
+        key, name, value = each["key"], each["name"] or "", each["value"]
+        if key == "SYSCTL":
+            found = re.fullmatch(rf"vm[./]{DIRTY}", name)
+            if found and is_accepted(f"vm.{found['setting']}", value):
+                yield BootSetting("udev", place, f"vm.{found['setting']}", value)
+        elif key == "ATTR":
+            # The device is the disk, the BDI itself, or something else that has no such file.
+            kind = "/bdi" if "bdi" in (_OF_DISKS.search(rule) or [""])[0] else ""
+            setting = _setting(f"{kind}/{name}")
+            if setting:
+                yield BootSetting("udev", place, setting, value)
+        elif name in ("", "program"):
+            yield from _program(files, rule, place, value)
+
+
+def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[BootSetting]:
+    """What a program that a rule runs sets: a shell's line, or a script's."""
+    found = list(_command(value, "udev", place))
+    yield from found
+    for position, word in enumerate(re.findall(r"[^\s\"'\\]+", value)):
+        is_path = re.match(r"/(?!proc/|sys/|dev/)", word)
+        if found or not (is_path or position == 0) or word.rpartition("/")[2] in _SHELLS:
+            continue
+        script = word if is_path else f"/usr/lib/udev/{word}"
+        text = _script(files, script)
+        if text is not None:
+            for line in text.split("\n"):
+                yield from _command(line, "udev", place)
+        elif _OF_DISKS.search(rule):
+            yield BootSetting("udev", place, None, script)
+        return
+
+
+def _script(files: KernelFiles, path: str) -> Optional[str]:
+    """The beginning of a script; empty for a binary, None where it cannot be read."""
+    try:
+        with files.path(path).open("rb") as file:
+            data = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return None
+    return "" if b"\0" in data[:1024] else data.decode("utf-8", "replace")
+
+
+def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:
+    """Paths in the order in which they are read: by file name over all directories."""
+    chosen: Dict[str, str] = {}
+    for place in _PLACES:
+        for name in files.listdir(f"{place}/{directory}"):
+            if name.endswith(ending):
+                chosen.setdefault(name, f"{place}/{directory}/{name}")
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def _lines(files: KernelFiles, path: str) -> Sequence["tuple[int, str]"]:
+    return list(enumerate((text_of(files, path) or "").split("\n"), 1))
