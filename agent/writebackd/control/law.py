@@ -87,8 +87,8 @@ def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
     """The limit to ask for, bytes: the law's, or what a pause drains."""
     limit = law.limit_bytes or 0.0
     if r is not None and in_waves(law):
-        pause = min(max(law.pause_s, law.quiet_s), law.lasted_s, bounds.drain_time_s / WAVE)
-        limit = max(limit, WAVE * pause * r)
+        pause = min(max(law.pause_s, law.quiet_s), law.lasted_s)
+        limit = max(limit, min(WAVE * pause, MOST_S) * r)
     return int(min(max(limit, bounds.floor), bounds.ceiling))
 
 
