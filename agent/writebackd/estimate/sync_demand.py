@@ -64,8 +64,7 @@ def demand_of(
     last_s, gap_s, ticks, on = memory.last_demand or (float("-inf"), 0.0, 0, False)
     away_s = now_s - last_s
     if returned:
-        # Two commits a second are no shorter gap than one: a tick sees no less.
-        gap_s = max(away_s, gap_s / 2) if away_s <= hold_s else 0.0
+        gap_s = max(away_s, gap_s * 0.5 ** (away_s / hold_s)) if away_s <= hold_s else 0.0
         ticks = min(ticks + 1, REGULAR) if away_s <= REGULAR_GAP_S else 1
         # Divide by the whole window even while it fills: five syncs in the first tick are not five
         # per second.
