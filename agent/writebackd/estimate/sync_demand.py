@@ -73,9 +73,9 @@ def demand_of(
         last_s = now_s
     elif sync.oldest_commit_s > objective_s:
         last_s, on = now_s, True
-    elif away_s >= held_s(hold_s, lasting, gap_s):
-        window, ticks, on = (dt_s, returned), 0 if on else ticks, False
-    known = on or away_s <= hold_s
+    elif on and away_s >= held_s(hold_s, lasting, gap_s):
+        window, ticks, on = (dt_s, returned), 0, False
+    known = on or now_s - last_s <= hold_s
     return window, (last_s, gap_s, ticks, on) if known else None, sync.count / dt_s, on
 
 
