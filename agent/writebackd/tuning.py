@@ -7,11 +7,9 @@ Words used below:
   accepts for a while.
 - A flood is background writeback that lasts; see estimate/drain.py.
 - "Full" means that syncs wait for the media, because the write cache is full or there is none.
-- The score is the share of the best fixed limit in hindsight, on 60 simulated hosts drawn by seed:
-  0.885 under steady floods, 0.801 under floods in waves.  Differences below 0.02 are chance.
 
-docs/research/2026-11-law.md has the score at half and at double each constant; print it with
-`python -m tests.sim drawn constants`.
+`python -m tests.sim drawn constants` prints what half and double of each constant bring on
+simulated hosts.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ FOLLOW_S = 1.5
 # ---- R, and what a sync costs of it ----
 
 # Seconds.  R is the median rate over this time with a full cache, and a disk counts as slower after
-# this time below FELL.  At half the score falls by 0.065.
+# this time below FELL.
 SHOWN_S = 3.0
 # Factor.  A limit is in force while the kernel's limit is within this factor of the requested one.
 # Outside it the measured rate belongs to another limit.
@@ -96,21 +94,13 @@ PRICE_S = 30.0
 
 # ---- the limit ----
 
-# Share of R that syncs may cost, by the policy's `prefer`.  In theory 1 / (1 + e) is best, with
-# e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also
-# wait for processors and the link.  Half or double the share lowers the score by 0.05 to 0.08.
-SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
-# 1 / s^2.  After t seconds in which the cache had room, the target rate is 1 + this times t^2 times
-# as large, to detect faster disks: one 1.4 times as fast after 20 s.
-CREEP = 0.001
-# Seconds between two changes of the limit.  Must exceed FOLLOW_S, or the effect measured is that of
-# the previous limit.  At half or double the score in waves falls by 0.04 to 0.05.
+# Factors on `allowed-delay`, by the policy's `prefer`.
+PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
+# Seconds between two steps of the limit while R is unknown.  Must exceed FOLLOW_S, or the effect
+# measured is that of the previous limit.
 EVERY_S = 2.0
-# Factors: the largest single decrease and increase of the limit.  Large cuts are risky: low
-# throughput may also mean a slower disk.  With a cut to 0.2 the score is lower by 0.065.
-CUT, RISE = 0.6, 1.4
-# Factors used while R is unknown: the limit is multiplied by SEEK if the step before raised the
-# rate by at least PAYS.
+# Factors used while R is unknown.  SEEK: of one step, and of the delay that the limit goes up to in
+# any case.  PAYS: beyond that, what the step before must have raised the rate by.
 SEEK, PAYS = 2.0, 1.12
 # Seconds.  The largest limit while R is unknown, in terms of the rate that it lets in.  The largest
 # knee seen was 0.06 s (a virtio disk).
@@ -119,15 +109,10 @@ MOST_S = 0.1
 # takes, so that the rate shows R.  Smaller ones may hold the flood themselves: the kernel needed 7
 # ms of R on one host and 18 on a busy one.
 LETS_IN_S = 24e-3
-# Share of R, and seconds.  A flood that gets less than LEAST over CYCLE_S gets a larger limit:
-# below that throughput is worth more than the commits that it costs.  A destage sweep of an array
-# takes the media for 2 to 3 s of every 9, so CYCLE_S must span one.  STRETCH is the largest factor.
+# Share of R, seconds, factor.  A flood that gets less than LEAST over CYCLE_S gets a larger limit:
+# below it throughput is worth more than the commits that it costs.  A destage sweep of an array
+# takes the media for 2 to 3 s of every 9, so it must span one.  STRETCH is the largest factor.
 LEAST, CYCLE_S, STRETCH = 0.8, 10.0, 2.0
-# Factors on `allowed-delay`, by the policy's `prefer`.
-PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
-# Additional share of R that syncs may cost while fsync misses the objective; seconds over which it
-# grows to that and is tried; seconds until the next try if it did not help.
-EXTRA, TRY_S, TRY_AGAIN_S = 0.1, 20.0, 600.0
 # Seconds.  Floods of at most this length, with pauses of at most twice this length, are waves.
 # Also how long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because
@@ -137,8 +122,7 @@ WAVE_S = 30.0
 # it.  A single tick without a flood is such a pause.
 PAUSE_LEAST = 0.1
 # WAVE: share of what drains in a pause that memory may absorb of the next wave.  WAVE_LONGER:
-# factor by which a wave may be longer than the previous one and still count as a wave.  Half of
-# WAVE lowers the score in waves by 0.05.
+# factor by which a wave may be longer than the previous one and still count as a wave.
 WAVE, WAVE_LONGER = 0.7, 1.25
 
 # ---- who syncs ----
@@ -228,3 +212,16 @@ STUCK_PART = 0.25
 # Share of its pace (io.max).  A flood, or a cgroup of it, that writes more is held back by the
 # pace.
 USES = 0.85
+# Share of R that syncs may cost, by the policy's `prefer`.  In theory 1 / (1 + e) is best, with
+# e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also
+# wait for processors and the link.
+SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
+# 1 / s^2.  After t seconds in which the cache had room, the target rate is 1 + this times t^2 times
+# as large, to detect faster disks: one 1.4 times as fast after 20 s.
+CREEP = 0.001
+# Factors: the largest single decrease and increase of a pace.  Large cuts are risky: low
+# throughput may also mean a slower disk.
+CUT, RISE = 0.6, 1.4
+# Additional share of R that syncs may cost while commits miss the objective; seconds over which it
+# grows to that and is tried; seconds until the next try if it did not help.
+EXTRA, TRY_S, TRY_AGAIN_S = 0.1, 20.0, 600.0

@@ -160,7 +160,8 @@ class Bench:
                 dd = (f"dd if=/dev/zero of={self.flood}{n} bs={self.block} count={count}"
                       " conv=notrunc 2>/dev/null")
                 if self.waves:
-                    dd = f"timeout {self.waves[0]} sh -c 'while :; do {dd}; done'; sleep {self.waves[1]}"
+                    on_s, off_s = self.waves
+                    dd = f"timeout {on_s} sh -c 'while :; do {dd}; done'; sleep {off_s}"
                 loops.append(self.rig.spawn(["sh", "-c", f"while :; do {dd}; done"]))
         time.sleep(max(0.0, start + skip_s - time.monotonic()))
         before, begun = host.device_written(self.rig.device), time.monotonic()
@@ -207,7 +208,7 @@ def choose(name: str) -> Tuple[Disk, str, int]:
         return (*TABLE[name], 1)
     if name.startswith(drawn.PREFIX):
         scenario = drawn.draw(int(name[len(drawn.PREFIX):]))
-        threads = int(scenario.loads[0].options["threads"])
+        threads = int(str(scenario.loads[0].options["threads"]))
         return scenario.disks[0].disk, scenario.disks[0].fs, threads
     return preset(name), "xfs", 1
 

@@ -8,7 +8,7 @@ from typing import Tuple
 
 from plant import latencies
 from writebackd.policy import load_policy
-from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
+from writebackd.types.device_memory import DeviceMemory, LawMemory
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import SyncSample
 
@@ -27,8 +27,4 @@ def syncs(*each: Tuple[float, int], **more: float) -> SyncSample:
 
 
 QUICK, SLOW = syncs((IDLE_S, 50)), syncs((20e-3, 50))
-# LIMIT is four times what lets in R.
-KNEE = LIMIT / 4
-KNOWN = DeviceMemory(
-    baseline_s=IDLE_S, drain_rate=R, drain=Drain(enough_bytes=KNEE), law=LawMemory(LIMIT)
-)
+KNOWN = DeviceMemory(baseline_s=IDLE_S, drain_rate=R, law=LawMemory(LIMIT))

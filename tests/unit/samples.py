@@ -165,8 +165,7 @@ def guard() -> Snapshot:
     )  # fmt: skip
 
 
-FULL = ("write cache full, lowering the limit to speed up fsync: 4.0M; fsyncs take 2.0 % of"
-        " 250M/s, 20 % allowed; p99 47 ms misses 5.0 ms")
+FULL = "what drains in 16 ms at 250M/s: 4.0M; p99 47 ms misses 5.0 ms"
 
 
 def squeeze() -> Snapshot:
@@ -174,7 +173,7 @@ def squeeze() -> Snapshot:
         RAID,
         replace(flooded("sda", 0.0081, 0.047, 267.0, 0.92), full=True, held_back=True),
         DeviceDecision("sda", DeviceState.SQUEEZE, 4 * MIB, FULL, "sda-58", (FULL,),
-                       Basis(0.005, MIB, spent=0.02, may_spend=0.2), Rule.CUT),
+                       Basis(0.005, MIB, 16e-3), Rule.KNEE),
     )  # fmt: skip
     return snapshot(
         vm(32 * MIB, 2 * MIB, 28 * MIB, 2 * MIB),

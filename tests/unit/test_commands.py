@@ -313,15 +313,15 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     old = DeviceMemory(
         identity=("8:0", 7), known_as="disk", drain_rate=1e8, baseline_s=1e-3, cache_bytes=5e8,
         write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
-        law=LawMemory(limit_bytes=2.0**20), drain=Drain(full_ticks=((1e8, 2.0**20),)),
-        last_demand=(55.0, 0.0, True),
+        law=LawMemory(limit_bytes=2.0**20), drain=Drain(full_ticks=(1e8,)),
+        last_demand=(55.0, 0.0, 3, True),
     )  # fmt: skip
     fresh = forgotten(Memory(devices={"sda": old}), "sda").devices["sda"]
     assert facts_of(learn(fresh, Learned(), 2.0)) == {}
     assert (fresh.law, fresh.drain, fresh.earlier) == (LawMemory(), Drain(), Learned())
     # The same device to recall(): it is not seeded again either.
     assert (fresh.identity, fresh.known_as) == (("8:0", 7), "disk")
-    assert fresh.last_demand == (55.0, 0.0, True)
+    assert fresh.last_demand == (55.0, 0.0, 3, True)
     memory = Memory(devices={"sda": fresh})
     assert recall(memory, [], {}, 2.0) == memory
 

@@ -14,7 +14,7 @@ from writebackd.control import reasons
 from writebackd.control.device_decision import DeviceTarget, decide_device
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
-from writebackd.tuning import BURST_S, EXTRA, FIRST_S, RELEASE_S, SHOWN_S, SPEND, WAVE_S
+from writebackd.tuning import BURST_S, RELEASE_S, SHOWN_S, WAVE_S
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
@@ -31,26 +31,28 @@ LEAST = MB // 4  # what the kernel's counting allows
 def flood(**more: object) -> Estimate:
     usual = samples.estimate(
         "sda", flooded=True, demand=True, held_back=True, full=True, drain_rate=R,
-        fsync_p99_s=1e-3, background_rate=R, rate=R,
+        commit_p99_s=1e-3, background_rate=R, rate=R,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 
 
 def memory(
-    law: LawMemory = LawMemory(LIMIT), spent: float = 0.1, full_s: float = 5.0  # noqa: B008
+    law: LawMemory = LawMemory(LIMIT), full_s: float = 5.0, rate: float = R  # noqa: B008
 ) -> DeviceMemory:
-    """A flood at R under LIMIT, of which syncs cost `spent`."""
-    d = Drain(rate=R, sync_rate=100.0, lost_s=spent, syncs=100.0, limit_bytes=LIMIT,
-              full_s=full_s, full_ticks=((R, LIMIT),) * round(SHOWN_S / DT_S))  # fmt: skip
+    """A flood at `rate` under LIMIT, of which syncs cost a tenth."""
+    d = Drain(rate=rate, sync_rate=100.0, lost_s=0.1, syncs=100.0, full_s=full_s,
+              full_ticks=(rate,) * round(SHOWN_S / DT_S))  # fmt: skip
     return DeviceMemory(drain_rate=R, drain=d, law=law, last_flood_s=NOW, flood_began_s=NOW - 60)
 
 
 def decided(
     seen: Estimate, before: Optional[DeviceMemory] = None, in_force: float = LIMIT,
-    own: DevicePolicy = OWN, most: Optional[int] = None, least: int = LEAST,
+    own: DevicePolicy = OWN, most: Optional[int] = None, least: int = LEAST, pace: float = 0.0,
 ) -> "tuple[DeviceTarget, DeviceMemory]":  # fmt: skip
     before = memory() if before is None else before
-    return decide_device(POLICY, own, least, NOW, DT_S, int(in_force), seen, before, most)
+    return decide_device(
+        POLICY, own, least, NOW, DT_S, int(in_force), seen, before, most, pace=pace or None
+    )
 
 
 def basis(want: DeviceTarget) -> Basis:
@@ -71,7 +73,7 @@ def test_the_floor_is_the_policys_or_what_the_kernel_can_count() -> None:
 def test_no_limit_is_larger_than_memory_allows() -> None:
     most = 64 * MB
     for seen, before in (
-        (flood(), memory(LawMemory(1e12))),
+        (flood(drain_rate=1e12), memory()),
         (flood(demand=False), memory()),
         (flood(demand_known=False, demand=False, drain_rate=1e12), memory()),
     ):
@@ -83,43 +85,51 @@ def test_no_limit_is_larger_than_memory_allows() -> None:
         assert decided(seen, before, own=low, most=most)[0].target_bytes == most // 2
     # What the kernel cannot count is no limit, however little memory there is.
     tiny, _ = decided(flood(), most=MB, least=8 * MB)
-    assert (basis(tiny).ceiling_bytes, tiny.target_bytes) == (8 * MB, 8 * MB)
+    assert tiny.target_bytes == 8 * MB
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_of_a_shared_limit_it_judges_its_own_part(share: float) -> None:
     seen = flood(limit_share=share)
-    spent = 0.75 * SPEND[POLICY.objective.prefer]
-    want, after = decided(seen, memory(spent=spent), in_force=LIMIT / share)
-    assert want.rule is Rule.CUT
-    # By what is spent of what may be; and all ask for the whole.
-    assert after.law.limit_bytes == pytest.approx(0.75 * LIMIT)
-    assert want.target_bytes == pytest.approx(0.75 * LIMIT / share, rel=1e-6)
+    want, after = decided(seen, in_force=LIMIT / share)
+    assert want.rule is Rule.KNEE
+    # And all ask for the whole.
+    assert after.law.limit_bytes == pytest.approx(4.096 * MB)
+    assert want.target_bytes == pytest.approx(4.096 * MB / share, rel=1e-6)
     assert decided(seen, in_force=0.5 * LIMIT / share)[0].rule is Rule.COMING
-    low = replace(OWN, floor_bytes=8 * MB, ceiling_bytes=64 * MB)
-    bounds = basis(decided(seen, own=low)[0])
-    assert bounds.floor_bytes == 8 * MB * share and bounds.ceiling_bytes == 64 * MB * share
+    low = replace(OWN, floor_bytes=8 * MB)
+    assert basis(decided(seen, own=low)[0]).floor_bytes == 8 * MB * share
 
 
-@pytest.mark.parametrize("prefer", list(SPEND))
-def test_the_policy_says_what_syncs_may_cost(prefer: str) -> None:
+@pytest.mark.parametrize("prefer,delay_s,limit,paced", [
+    ("latency", 8e-3, 2.048, "15 %"), ("balanced", 16e-3, 4.096, "14 %"),
+    ("throughput", 32e-3, 8.192, "10 %"),
+])  # fmt: skip
+def test_what_is_preferred_halves_or_doubles_the_delay(
+    prefer: str, delay_s: float, limit: float, paced: str
+) -> None:
     policy = replace(POLICY, objective=replace(POLICY.objective, prefer=prefer))
-    law = replace(LawMemory(LIMIT), extra=EXTRA / 2)
-    want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), memory(law))
-    fades = basis(want).may_spend - SPEND[prefer]
-    assert 0.9 * EXTRA / 2 < fades < EXTRA / 2
-    assert basis(want).spent == pytest.approx(0.1)
+    want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), memory())
+    assert want.target_bytes == int(limit * MB) and basis(want).delay_s == delay_s
+    # Under a pace it is a share of R, so far as the flood keeps its own.
+    want, _ = decide_device(
+        policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), memory(), pace=0.9 * R
+    )
+    assert want.reason == f"fsyncs take 10 % of 256M/s, {paced} allowed"
+    assert basis(want).delay_s is None and want.state is DeviceState.PACE
 
 
-def test_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
-    asked = []
-    for keep in (0.95, 0.7):
+def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
+    paces = []
+    for keep in (0.9, 0.7):
         policy = replace(POLICY, objective=replace(POLICY.objective, keep_throughput=keep))
-        before = memory(spent=0.0, full_s=-0.5)
-        want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), before)
-        assert want.rule is Rule.ROOM
-        asked.append((want.target_bytes or 0) / LIMIT)
-    assert asked == [pytest.approx(0.95, rel=0.01), pytest.approx(0.7, rel=0.01)]
+        own, before = replace(POLICY.levers, pace_share=0.5), memory(full_s=-0.5)
+        want, _ = decide_device(
+            replace(policy, levers=own), OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), before,
+            pace=0.9 * R,
+        )  # fmt: skip
+        paces.append((want.rule, 0.9 * want.pace_by))
+    assert paces == [(Rule.ROOM, pytest.approx(0.9, rel=0.01)), (Rule.ROOM, pytest.approx(6 / 7))]
 
 
 def test_in_waves_memory_takes_no_more_than_drains_in_the_policys_time() -> None:
@@ -158,41 +168,32 @@ def test_it_begins_with_what_drains_in_the_allowed_delay() -> None:
         assert decided(shared, new, own=own, in_force=1 << 40)[1].law.limit_bytes == part
 
 
-@pytest.mark.parametrize("full_s,shows", [(SHOWN_S + 1.0, True), (SHOWN_S - 1.0, False)])
-def test_a_full_cache_has_to_last_before_it_shows_the_drain_rate(
-    full_s: float, shows: bool
+@pytest.mark.parametrize("limit,ticks,shown_mb", [
+    (8.0, 6, 256.0), (8.0, 5, None),
+    # 4 MB are worth 16 ms of it, and may hold it.
+    (4.0, 6, None),
+])  # fmt: skip
+def test_three_seconds_of_a_full_cache_show_the_drain_rate_under_a_limit_that_lets_it_in(
+    limit: float, ticks: int, shown_mb: Optional[float]
 ) -> None:
-    law = LawMemory(LIMIT, sought_rate=9 * R)
-    before = replace(memory(law), drain_rate=None)
-    ticks = before.drain.full_ticks[: round(full_s / DT_S) - 2]
-    before = replace(before, drain=replace(before.drain, full_s=full_s, full_ticks=ticks))
+    before = replace(memory(LawMemory(limit * MB)), drain_rate=None)
+    before = replace(before, drain=replace(before.drain, full_ticks=(R,) * ticks))
     seen = flood(drain_rate=None)
-    want, after = decided(seen, before)
-    assert want.rule is Rule.MEASURE and (after.drain_rate == R) is shows
-    # Not before the last step of the search has shown its effect.
-    soon = replace(before, law=replace(law, written_s=NOW - 1.0))
-    assert decided(seen, soon)[1].drain_rate is None
-    # Nor while that goes on.
-    search = replace(before, law=replace(law, sought_rate=0.0))
-    want, after = decided(seen, search)
-    assert want.rule is Rule.SEEK and after.drain_rate is None
-
-
-def test_a_search_that_went_too_far_is_taken_back_once_it_has_shown_the_drain_rate() -> None:
-    far = 10 * FIRST_S * R
-    before = replace(memory(LawMemory(far, sought_rate=9 * R)), drain_rate=None)
-    want, after = decided(flood(drain_rate=None), before, in_force=far)
-    assert (want.rule, want.state) == (Rule.FOUND, DeviceState.SQUEEZE)
-    assert after.law.limit_bytes == FIRST_S * R and want.target_bytes == int(FIRST_S * R)
-    assert after.law.written_s == NOW and after.drain_rate == R
+    want, after = decided(seen, before, in_force=limit * MB)
+    assert want.rule in (Rule.MEASURE, Rule.SEEK)
+    assert after.drain_rate == (None if shown_mb is None else shown_mb * MB)
+    # Not under a limit of somebody else's, which may be the one that holds it.
+    assert decided(seen, before, in_force=0.7 * limit * MB)[1].drain_rate is None
+    # What a smaller one let in is forgotten.
+    assert (after.drain.full_ticks == ()) is (limit == 4.0)
 
 
 def test_only_at_the_floor_a_missed_objective_is_the_end() -> None:
-    low = replace(OWN, floor_bytes=int(LIMIT))
-    late = flood(fsync_p99_s=1.0)
+    low = replace(OWN, floor_bytes=6 * MB)
+    late = flood(commit_p99_s=1.0)
     assert decided(late, own=low)[0].state is DeviceState.EXHAUSTED
     assert decided(flood(), own=low)[0].state is DeviceState.GUARD
-    assert decided(late)[0].state is DeviceState.SQUEEZE
+    assert decided(late)[0].state is DeviceState.GUARD
 
 
 # ---- without the law -------------------------------------------------------

@@ -665,7 +665,7 @@ def test_under_a_cap_the_law_judges_the_cap_and_not_the_global_limit() -> None:
     devices = {**memory().devices}
     devices["sda"] = DeviceMemory(
         last_flood_s=NOW, target_bytes=TIGHT, law=LawMemory(TIGHT, written_s=NOW - 5),
-        drain=Drain(rate=RATE, full_s=10.0, full_ticks=((RATE, TIGHT),), limit_bytes=TIGHT),
+        drain=Drain(rate=RATE, full_s=10.0, full_ticks=(RATE,)),
     )  # fmt: skip
     for in_force in (True, False):
         before = memory(devices=devices, caps={"sda": Cap(TIGHT, in_force)})

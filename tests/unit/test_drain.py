@@ -12,7 +12,6 @@ import pytest
 import samples
 from drain_cases import (
     IDLE_S,
-    KNEE,
     KNOWN,
     LIMIT,
     MB,
@@ -29,6 +28,7 @@ from writebackd.estimate import drain
 from writebackd.estimate.drain import (
     Writes,
     is_shown,
+    lets_in,
     measure_writes,
     slow_share,
     update_drain,
@@ -42,15 +42,13 @@ from writebackd.tuning import (
     FASTER,
     FELL,
     FLOOD_RATE,
-    FOLLOW_S,
     GAIN_S,
     HELD_BACK_SHARE,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
+    MOST_S,
     QUEUED_BYTES,
-    SEEK,
-    SEEK_MOST_S,
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
@@ -197,8 +195,8 @@ def test_what_a_sync_waits_for_on_the_link_is_no_full_cache() -> None:
     assert slow_share(syncs((ABOVE * LINK_MOST_S, 9)), IDLE_S, 1.0) == 1.0
     # The limit here takes 8 ms at R, and 24 at a third.
     waits = syncs((1.15 * LINK_SHARE * LIMIT / R, 50))
-    assert feed(KNOWN, seconds(3, R), waits).drain.full_s > 0
-    assert feed(KNOWN, seconds(3, R / 3), waits).drain.full_s < 0
+    assert feed(KNOWN, seconds(3, R), waits, LIMIT).drain.full_s > 0
+    assert feed(KNOWN, seconds(3, R / 3), waits, LIMIT).drain.full_s < 0
 
 
 def test_where_none_returned_the_one_in_flight_tells() -> None:
@@ -208,11 +206,13 @@ def test_where_none_returned_the_one_in_flight_tells() -> None:
     assert slow_share(syncs(), IDLE_S, 0.0) is None
 
 
-NEW = DeviceMemory(baseline_s=IDLE_S, law=LawMemory(LIMIT, sought_rate=9 * R))
+NEW = DeviceMemory(baseline_s=IDLE_S)
+# 31 ms of R and 62 of half of it: it lets in either. 8 ms of R: it may hold the flood itself.
+WIDE, NARROW = 8 * MB, 2 * MB
 
 
 def feed(
-    memory: DeviceMemory, rates: Sequence[float], sync: Optional[SyncSample], limit: float = LIMIT,
+    memory: DeviceMemory, rates: Sequence[float], sync: Optional[SyncSample], limit: float = WIDE,
     in_force: bool = True, flooded: bool = True, holds: Optional[float] = None,
     held_back: bool = True, queued: bool = False,
 ) -> DeviceMemory:  # fmt: skip
@@ -281,12 +281,12 @@ def test_after_the_flood_nothing_is_full() -> None:
 def shown(rates: Sequence[float], limit_in_force: float = 1.0) -> DeviceMemory:
     """The rates under a full cache where R is not known, with the law that asks for it."""
     memory, own = NEW, POLICY.for_device(DISK.name, DISK.devno)
-    target = int(LIMIT * limit_in_force)
+    target = int(WIDE * limit_in_force)
     for number, rate in enumerate(rates):
-        memory = replace(feed(memory, [rate], SLOW), target_bytes=LIMIT)
+        memory = feed(memory, [rate], SLOW)
         seen = samples.estimate(
             "sda", flooded=True, demand=True, held_back=True, full=True,
-            drain_rate=memory.drain_rate,
+            drain_rate=memory.drain_rate, background_rate=rate,
         )  # fmt: skip
         now_s = 1000.0 + DT_S * number
         _, memory = decide_device(
@@ -305,8 +305,6 @@ def test_three_seconds_of_a_full_cache_show_the_drain_rate() -> None:
     # Their median; and no sync has cost any of it yet.
     assert found.drain_rate == pytest.approx(1.05 * R)
     assert found.drain.price_s == 0.0
-    # The last step of the search brought nothing, so the limit before was enough.
-    assert found.drain.enough_bytes == LIMIT / SEEK
 
 
 def test_the_first_seconds_that_cost_anything_are_not_yet_the_price() -> None:
@@ -319,8 +317,12 @@ def test_a_full_cache_shows_r_whatever_limit_is_in_force() -> None:
     assert not is_shown(feed(NEW, seconds(SHOWN_S, R), SLOW, in_force=False).drain, DT_S)
     other = feed(NEW, seconds(SHOWN_S + 1.0, R), SLOW, in_force=False).drain
     assert is_shown(other, DT_S) and other.full_rate == R
-    # And is remembered with the limit that let it in.
-    assert {limit for _, limit in other.full_ticks} == {3 * LIMIT}
+
+
+@pytest.mark.parametrize("limit,shows", [(5.6, True), (5.5, False)])
+def test_a_limit_that_may_hold_the_flood_shows_nothing(limit: float, shows: bool) -> None:
+    """It has to be worth 0.9 of 24 ms at the rate that comes."""
+    assert lets_in(feed(NEW, seconds(5, R), SLOW).drain, limit * MB) is shows
 
 
 def test_of_a_rate_that_still_falls_the_lower_one_is_shown() -> None:
@@ -337,7 +339,7 @@ def test_under_a_limit_that_is_not_the_laws_no_drain_rate_is_shown() -> None:
 
 
 # As large as a search for R goes: whoever set it, such a limit holds no flood.
-LOOSE = math.ceil(SEEK_MOST_S * R)
+LOOSE = math.ceil(MOST_S * R)
 
 
 def test_a_full_cache_shows_r_under_a_limit_that_is_too_large_to_hold_the_flood() -> None:
@@ -350,10 +352,7 @@ def test_a_full_cache_shows_r_under_a_limit_that_is_too_large_to_hold_the_flood(
     # Before the law has begun as well.
     begun = feed(DeviceMemory(), seconds(30, R), SLOW, limit=0.0, holds=LOOSE)
     assert begun.drain_rate == pytest.approx(R, rel=0.05)
-    # Nobody knows what a sync costs, nor what a limit of the law's lets in.
     assert found.drain.price_s == 0.0
-    held = feed(found, seconds(10, R / 4), SLOW, limit=KNEE)
-    assert held.drain_rate == pytest.approx(R, rel=0.05)
 
 
 def test_where_no_limit_holds_a_writer_its_rate_is_not_the_disks() -> None:
@@ -401,8 +400,6 @@ def test_r_follows_the_disk_under_such_a_limit() -> None:
     assert feed(known, seconds(SHOWN_S / 3, R / 2), SLOW, holds=LOOSE).drain_rate == R
     slower = feed(known, seconds(SHOWN_S, R / 2), SLOW, holds=LOOSE)
     assert slower.drain_rate == pytest.approx(R / 2)
-    # What let in the one lets in the other.
-    assert slower.drain.enough_bytes == pytest.approx(known.drain.enough_bytes / 2)
     faster = feed(slower, seconds(SHOWN_S, R), SLOW, holds=LOOSE)
     assert faster.drain_rate == pytest.approx(R)
     # What a cache takes while it has room is not the disk's rate.
@@ -420,14 +417,8 @@ def test_the_few_syncs_under_such_a_limit_have_no_price() -> None:
 @pytest.mark.parametrize("part", [0.9, 0.8, 0.6])
 @pytest.mark.parametrize("sync", [QUICK, SLOW])
 def test_a_limit_of_ours_does_not_lower_the_drain_rate(sync: SyncSample, part: float) -> None:
-    memory = feed(KNOWN, seconds(10, R), SLOW, limit=KNEE)
-    held = feed(memory, seconds(60, part * R), sync, limit=part * KNEE)
-    assert held.drain_rate == R
-    # The kernel follows a smaller limit in some seconds.
-    late = [
-        R * (part + (1.0 - part) * math.exp(-number * DT_S / FOLLOW_S)) for number in range(120)
-    ]
-    assert feed(memory, late, sync, limit=part * KNEE).drain_rate == R
+    held = feed(KNOWN, seconds(60, part * R), sync, limit=NARROW)
+    assert held.drain_rate == R and held.drain.price_s == 0.0
 
 
 def test_a_lower_rate_under_a_limit_that_lets_in_more_is_the_disks_after_three_seconds() -> None:
@@ -437,31 +428,28 @@ def test_a_lower_rate_under_a_limit_that_lets_in_more_is_the_disks_after_three_s
     assert 0.98 * R < (before or 0.0) < R
     fallen = feed(memory, seconds(SHOWN_S, R / 2), SLOW)
     assert fallen.drain_rate == pytest.approx(R / 2)
-    # And the limit under which it was seen is enough for it.
-    assert (memory.drain.enough_bytes, fallen.drain.enough_bytes) == (KNEE, LIMIT)
     # In a row; and whatever a faster disk was thought of before.
     broken = seconds(2, R / 2) + seconds(1, R) + seconds(1.5, R / 2)
     assert (feed(memory, broken, SLOW).drain_rate or 0.0) > 0.9 * R
     faster = replace(memory, drain=replace(memory.drain, fell_s=-3.0))
     assert feed(faster, seconds(SHOWN_S, R / 2), SLOW).drain_rate == fallen.drain_rate
     # A larger limit than that tells it as well.
-    larger = feed(memory, seconds(SHOWN_S, R / 2), SLOW, limit=3 * LIMIT)
+    larger = feed(memory, seconds(SHOWN_S, R / 2), SLOW, limit=3 * WIDE)
     assert larger.drain_rate == fallen.drain_rate
     # With room in the cache, whatever wrote so little: nobody knows.
     assert feed(KNOWN, seconds(60, R / 2), QUICK).drain_rate == R
 
 
 def test_what_syncs_are_known_to_cost_is_no_slower_disk() -> None:
-    dear = feed(KNOWN, seconds(90, 0.6 * R), SLOW, limit=0.6 * KNEE)
-    assert dear.drain.sync_rate * dear.drain.price_s == pytest.approx(0.4, abs=0.02)
-    # A larger limit lets in no more, for they take the rest.
+    dear = replace(KNOWN, drain=Drain(rate=R, lost_s=12.0, syncs=3000.0, sync_rate=100.0))
+    # They take the rest.
     assert (feed(dear, seconds(6, 0.57 * R), SLOW).drain_rate or 0.0) > 0.9 * R
 
 
 def test_to_a_little_less_it_comes_down_in_a_minute() -> None:
     """What a first look took for R was partly the cache's."""
     memory, less = feed(KNOWN, seconds(10, R), SLOW), (FELL + 0.01) * R
-    after = feed(memory, seconds(FADE_S, less), SLOW, limit=2 * LIMIT).drain_rate
+    after = feed(memory, seconds(FADE_S, less), SLOW).drain_rate
     assert after is not None
     assert (after - less) / (R - less) == pytest.approx(math.exp(-1), abs=0.06)
 
@@ -491,7 +479,6 @@ def test_room_that_lasts_at_far_more_than_the_drain_rate_is_a_faster_disk() -> N
     # The rate is a smoothed one, which from nothing takes 3 to 4 s to get there.
     risen = feed(KNOWN, seconds(GAIN_S + 4.0, fast), QUICK)
     assert risen.drain_rate == pytest.approx(fast, rel=0.05)
-    assert risen.drain.enough_bytes == pytest.approx(LIMIT, rel=0.05)
     # Whatever a slower one was thought of before, and what syncs cost of that.
     slower = replace(KNOWN, drain=replace(KNOWN.drain, fell_s=2.5, lost_s=5.0, syncs=3000.0))
     after = feed(slower, seconds(GAIN_S + 4.0, fast), QUICK)
@@ -520,44 +507,21 @@ def test_without_a_flood_or_without_syncs_nothing_is_learned_here() -> None:
         unseen = feed(KNOWN, seconds(30, part * R), None)
         for memory in (calm, unseen):
             assert memory.drain_rate == R and memory.drain.price_s == 0.0
-            assert memory.drain.enough_bytes == KNEE and memory.drain.full_s == 0.0
+            assert memory.drain.full_s == 0.0
 
 
 def test_nothing_is_learned_while_another_limit_is_in_force() -> None:
     for part, sync in ((0.3, SLOW), (2.0, SLOW), (3.0, QUICK)):
         memory = feed(KNOWN, seconds(30, part * R), sync, in_force=False)
         assert memory.drain_rate == R and memory.drain.price_s == 0.0
-        assert memory.drain.enough_bytes == KNEE
-
-
-def test_what_a_full_cache_takes_under_another_limit_is_not_this_ones() -> None:
-    """As in the other blocks of a trial, or on the way down in mid-flood."""
-    memory = feed(KNOWN, seconds(10, R), SLOW, limit=KNEE)
-    other = feed(memory, seconds(10, R), SLOW, limit=KNEE / 2, in_force=False)
-    held = feed(other, seconds(60, R / 2), SLOW, limit=KNEE / 2)
-    assert held.drain_rate == R and held.drain.enough_bytes == KNEE
-
-
-def test_enough_is_a_limit_that_let_in_the_drain_rate() -> None:
-    for part in (1.0, 0.8):
-        assert feed(KNOWN, seconds(20, part * R), SLOW, limit=KNEE / 2).drain.enough_bytes == KNEE
-    # That which let in more; a faster disk may need more.
-    assert feed(KNOWN, seconds(20, 1.3 * R), SLOW).drain.enough_bytes == LIMIT
-    # Not what it was cut to since.
-    cut = feed(feed(KNOWN, seconds(5, 1.3 * R), SLOW), [1.3 * R], SLOW, limit=KNEE)
-    assert cut.drain.enough_bytes == LIMIT
-    # With room, by what it lets in; where it lets in less than R a smaller one may have done.
-    assert feed(KNOWN, seconds(20, R / 2), QUICK).drain.enough_bytes == KNEE
-    room = feed(KNOWN, seconds(20, 1.2 * R), QUICK, limit=0.6 * KNEE)
-    assert room.drain.enough_bytes == pytest.approx(KNEE / 2, rel=0.01)
 
 
 def test_a_drain_rate_of_another_time_does_not_stand_for_ever() -> None:
     """Learned before a restart, of a disk that has become slower: full from the first second."""
-    memory = replace(KNOWN, drain=Drain())
-    start = feed(memory, seconds(10, R / 4), SLOW, limit=KNEE)
+    start = feed(KNOWN, seconds(10, R / 4), SLOW, limit=MB)
     assert start.drain_rate == R  # a limit of ours may hold it
-    later = feed(start, seconds(10, R / 4), SLOW, limit=SEEK * KNEE)
+    # What drains in 16 ms at R takes 64 at a quarter.
+    later = feed(start, seconds(10, R / 4), SLOW, limit=16e-3 * R)
     assert later.drain_rate == pytest.approx(R / 4, rel=0.05)
 
 
@@ -568,15 +532,14 @@ def test_a_writer_that_is_held_by_nobody_says_nothing_of_the_disk() -> None:
             writes = Writes(rate, rate, True, False, False, True)
             memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(LIMIT), DT_S)
         assert memory.drain_rate == R and memory.drain.price_s == 0.0
-        assert memory.drain.enough_bytes == KNEE
 
 
 @pytest.mark.parametrize("dt_s", [10.0, 600.0])
 def test_a_long_tick_is_one_tick(dt_s: float) -> None:
-    memory = feed(KNOWN, seconds(20, 0.8 * R), SLOW, limit=0.8 * KNEE)
+    memory = feed(KNOWN, seconds(20, 0.95 * R), SLOW)
     writes = Writes(R / 2, R / 2, True, True, False, True)
     for _ in range(9):
-        memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(0.8 * KNEE), dt_s)
+        memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, WIDE, dt_s)
     assert memory.drain.lost_s >= 0.0 and memory.drain.syncs >= 0.0
     assert memory.drain_rate is not None and R / 2 <= memory.drain_rate <= R
     assert len(memory.drain.full_ticks) <= SHOWN_S / DT_S
@@ -598,18 +561,16 @@ def test_the_limit_asked_for_is_in_force_within_a_fifth_or_so() -> None:
 
 @pytest.mark.parametrize("count", [5, 50, 500])
 def test_the_price_of_a_sync_is_what_was_lost_while_full(count: int) -> None:
-    # Under a limit that lets in no more, so that this is no slower disk.
-    sync = syncs((20e-3, count))
-    memory = feed(KNOWN, seconds(60, 0.8 * R), sync, limit=0.8 * KNEE)
-    assert memory.drain_rate == R
+    # So little less than R is no slower disk.
+    memory = feed(KNOWN, seconds(10, 0.92 * R), syncs((20e-3, count)))
     rate = count / DT_S
     assert memory.drain.sync_rate == pytest.approx(rate, rel=0.01)
-    assert memory.drain.price_s == pytest.approx(0.2 / rate, rel=0.02)
+    assert memory.drain.price_s == pytest.approx(0.071 / rate, rel=0.02)
 
 
 def test_syncs_that_cost_nothing_make_the_price_lower() -> None:
-    dear = feed(KNOWN, seconds(30, 0.8 * R), SLOW, limit=0.8 * KNEE)
-    mixed = feed(dear, seconds(30, 0.9 * R), QUICK, limit=0.9 * KNEE)
+    dear = feed(KNOWN, seconds(10, 0.92 * R), SLOW)
+    mixed = feed(dear, seconds(30, 0.9 * R), QUICK)
     # What is half a minute old weighs a third: of 0.002 s, and none of what is new.
     assert 0.15 < mixed.drain.price_s / dear.drain.price_s < 0.5
     # Nothing was paid for what came with more than R.
@@ -659,13 +620,13 @@ def test_the_first_flood_shows_the_size_once_r_is_known() -> None:
     filled = feed(NEW, seconds(2, 3 * R), QUICK)
     filled = feed(filled, seconds(6, R), SLOW)
     assert filled.cache_bytes is None
-    known = drain.shown(filled, KNEE)
+    known = drain.shown(filled)
     assert known.cache_bytes == known.fill_bytes == pytest.approx(4 * R)
     assert known.first_ticks == ()
     # Less than half a second of R may be noise; what is known already is not replaced.
     noise = feed(NEW, seconds(1, 1.4 * R) + seconds(6, R), SLOW)
-    assert drain.shown(noise, KNEE).cache_bytes is None
-    assert drain.shown(replace(filled, cache_bytes=7.0), KNEE).cache_bytes == 7.0
+    assert drain.shown(noise).cache_bytes is None
+    assert drain.shown(replace(filled, cache_bytes=7.0)).cache_bytes == 7.0
 
 
 def test_full_again_without_having_been_empty_says_nothing_of_the_size() -> None:

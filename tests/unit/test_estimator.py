@@ -14,7 +14,7 @@ from writebackd.estimate.estimator import estimate, objective_s
 from writebackd.estimate.true_fill import FILL_FRESH_S, FULL_SHARE
 from writebackd.tuning import CACHE_S, SHARE_HALF_S, SHARE_LEAST
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.device_memory import DeviceMemory, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import (
@@ -157,10 +157,10 @@ def test_a_capped_device_has_its_cap_to_itself() -> None:
     assert estimates["sda"].limit_share == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("capped,learned", [(LIMIT, True), (3 * LIMIT, False)])
+@pytest.mark.parametrize("capped,learned", [(8 * MB, True), (24 * MB, False)])
 def test_what_a_cap_lets_in_is_judged_by_the_cap(capped: int, learned: bool) -> None:
     """The global limit, 64 MB, would not be the one asked for."""
-    cost = replace(KNOWN, identity=(DISK.devno, None), target_bytes=LIMIT)
+    cost = replace(KNOWN, identity=(DISK.devno, None), law=LawMemory(8.0 * MB))
     memory = Memory(
         caps={"sda": Cap(capped, in_force=True)}, devices={"sda": cost}
     )

@@ -517,7 +517,7 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
     host.until(70, syncs=700, latency_s=1e-3, spread=10.0, state=DeviceState.EXHAUSTED)
     (alert,) = [each for each in host.alerts if each.name is AlertName.EXHAUSTED]
     said = re.match(
-        r"sda: fsync p99 (\S+) ms \(objective (\S+) ms\), and the limit is at its floor; ",
+        r"sda: commits p99 (\S+) ms \(objective (\S+) ms\), and the limit is at its floor; ",
         alert.summary,
     )
     assert said is not None, alert.summary

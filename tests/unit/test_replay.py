@@ -307,7 +307,7 @@ def test_samples_of_root_are_not_said_to_be_none(
 def test_memory_and_samples_of_a_first_tick_come_back() -> None:
     # What the law knows has names that earlier recordings have in other places.
     known = DeviceMemory(
-        law=LawMemory(limit_bytes=2.0**21), drain=Drain(full_ticks=((1e8, 2.0**21),))
+        law=LawMemory(limit_bytes=2.0**21), drain=Drain(full_ticks=(1e8,))
     )
     for memory in (Memory(), Memory(devices={"sda": known})):
         packed = json.loads(json.dumps(pack(memory, Interned())))

@@ -286,12 +286,12 @@ def test_why_tells_the_whole_chain() -> None:
         "-> 4.0M (lowering)",
         "decision sda-58",
         "verdict  MISSES OBJECTIVE: p99 47 ms > 5.0 ms",
-        "cause    write cache full",
-        "next     The limit falls until",
+        "cause    what drains in 16 ms at 250M/s",
+        "next     The limit follows the drain rate.",
         "1. seen: writes 248M/s",
         "3. seen: 267 commits/s",
         "means: flood",
-        "law: objective p99 5.0 ms; fsyncs take 2.0 %",
+        "law: objective p99 5.0 ms; a flood's limit is what drains in 16 ms",
     )
     places = [text.index(words) for words in order]
     assert places == sorted(places)

@@ -37,7 +37,7 @@ def quiet() -> Snapshot:
     """Sync demand, and no fsync in this tick."""
     shown = met()
     silent = replace(shown.estimates["sda"], commit_p50_s=None, commit_p99_s=None)
-    known = DeviceMemory(last_demand=(shown.sample.time_s - 12.0, 0.0, True))
+    known = DeviceMemory(last_demand=(shown.sample.time_s - 12.0, 0.0, 3, True))
     return replace(shown, estimates={"sda": silent}, memory=Memory(devices={"sda": known}))
 
 

@@ -28,16 +28,16 @@ def test_the_headline_is_the_contrast_of_the_table_or_the_half_that_is_known() -
     held, loose = rows(60), [row(600.0 + 10 * n, ours_s=0.0, latency=slow) for n in range(6)]
     text = headline([measure(held + loose)])
     assert re.fullmatch(
-        r"fsyncs under flood on sda: 100/s with writebackd, 100/s without;"
+        r"commits under flood on sda: 100/s with writebackd, 100/s without;"
         r" p99 2\.4 against \d\d\d ms", text,
     ), text  # fmt: skip
     seconds = [replace(each, latency=SLOW) for each in loose]
     assert headline([measure(held + seconds)]).endswith("; p99 2.4 ms against 2.0s")
-    half = r"fsyncs under flood on sda: 100/s, p99 2\.4 ms with writebackd; "
+    half = r"commits under flood on sda: 100/s, p99 2\.4 ms with writebackd; "
     assert re.fullmatch(half + "not measured without", headline([measure(held)]))
     assert re.fullmatch(half + "only 10s measured without", headline([measure(held + loose[:1])]))
     assert re.fullmatch(
-        r"fsyncs under flood on sda: 100/s, p99 \d\d\d ms without writebackd, which held no limit"
+        r"commits under flood on sda: 100/s, p99 \d\d\d ms without writebackd, which held no limit"
         r" then", headline([measure(loose)]),
     )  # fmt: skip
     # Of the device where most was waited for; and where none returned, how long one waited.
@@ -49,7 +49,7 @@ def test_the_headline_is_the_contrast_of_the_table_or_the_half_that_is_known() -
         "100/s with writebackd, 0/s without; longest wait 4.7 ms against 1m59s"
     )
     assert headline([measure(stuck)]).startswith(
-        "fsyncs under flood on sda: none returned, longest wait 1m59s, without writebackd"
+        "commits under flood on sda: none returned, longest wait 1m59s, without writebackd"
     )
 
 
@@ -62,7 +62,7 @@ def test_with_and_without_are_compared_where_both_were_measured() -> None:
 
 def test_it_says_so_when_the_agent_was_no_help() -> None:
     worse = said(rows(60, latency=SLOW) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
-    assert "writebackd made it worse, fsyncs waited" in worse
+    assert "writebackd made it worse, commits waited" in worse
     same = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
     assert "no difference beyond chance" in same
 
@@ -89,7 +89,7 @@ def test_a_wait_counts_for_the_time_it_lasted() -> None:
     each = measure(rows(60) + loose)
     assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
     text = said(rows(60) + loose)
-    assert re.search(r"half of all waiting in fsyncs longer than [\d.]+ ms against 11s", text)
+    assert re.search(r"half of all waiting in commits longer than [\d.]+ ms against 11s", text)
     factor = re.search(r"(\d+) times as long as with writebackd", text)
     assert factor is not None and 4_000 < int(factor.group(1)) < 6_000
 
@@ -139,9 +139,9 @@ def test_nothing_is_claimed_where_nothing_happened() -> None:
 
 def test_short_floods_are_not_said_to_have_met_nobody() -> None:
     text = said(rows(60, flooded_s=4.0))
-    assert "without fsyncs" not in text and "nothing to compare" not in text
+    assert "without commits" not in text and "nothing to compare" not in text
     assert "lasted 4m0s in all, each too short" in text and "for 4m0s: too short" in text
-    assert "Flooded for 10m0s, without fsyncs." in said(rows(60, latency=Histogram()))
+    assert "Flooded for 10m0s, without commits." in said(rows(60, latency=Histogram()))
 
 
 def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:

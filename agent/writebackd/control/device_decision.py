@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd.control import reasons
-from writebackd.control.law import (
-    Bounds,
-    asked,
-    between,
-    follow,
-    follow_pace,
-    may_spend,
-)
+from writebackd.control.law import Bounds, asked, between, follow, follow_pace, may_spend
 from writebackd.estimate.drain import is_shown, lets_in, shown
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
@@ -41,8 +34,6 @@ class DeviceTarget:
     basis: Optional[Basis] = None
     rule: Rule = Rule.OTHER
     pace_by: float = 1.0  # factor for the pace of its flood
-
-
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -111,34 +102,33 @@ def decide_device(
             law, memory.drain, estimate, bounds, pace, estimate.drain_rate, dt_s
         )
     else:
-        law, rule = follow(
-            law, memory.drain, estimate, bounds,
-            is_in_force(int(in_force * share), memory), now_s, dt_s,
-        )  # fmt: skip
+        own_limit, d = is_in_force(int(in_force * share), memory), memory.drain
+        law, rule = follow(law, d, estimate, bounds, own_limit, now_s, dt_s)
         if observing and rule is Rule.COMING:
             rule = Rule.OBSERVING
-        drain = memory.drain
-        if estimate.drain_rate is None and is_shown(drain, dt_s):
-            if lets_in(drain, law.limit_bytes or 0.0):
-                memory = shown(memory)
+        if estimate.drain_rate is None:
+            before = memory.law.limit_bytes or 0.0
+            if lets_in(d, before):
+                memory = shown(memory) if own_limit and is_shown(d, dt_s) else memory
+            elif (law.limit_bytes or 0.0) > before:  # what came may have been held by the smaller
+                memory = replace(memory, drain=replace(d, full_ticks=()))
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
     basis = Basis(
         objective_s=bounds.objective_s,
         floor_bytes=bounds.floor,
-        ceiling_bytes=bounds.ceiling,
-        spent=memory.drain.sync_rate * memory.drain.price_s,
-        may_spend=may_spend(law, bounds, pace is not None),
+        delay_s=bounds.delay_s if pace is None else None,
     )
-    reason = (
-        reasons.law(rule, target, estimate, basis) if pace is None
-        else reasons.cost(estimate.drain_rate, basis)
-    )
+    if pace is None:
+        reason = reasons.law(rule, target, estimate, basis)
+    else:
+        spent = memory.drain.sync_rate * memory.drain.price_s
+        reason = reasons.cost(estimate.drain_rate or pace, spent, may_spend(law, bounds))
     last_s, gap_s, _, _ = memory.last_demand or (now_s, 0.0, 0, True)
     over_s = now_s - last_s
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
         reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s)
-    state = reasons.STATES[rule]
+    state = reasons.STATES.get(rule, DeviceState.PACE)
     if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
         state = DeviceState.EXHAUSTED
     want = DeviceTarget(

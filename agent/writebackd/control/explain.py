@@ -15,8 +15,6 @@ from writebackd.tuning import DEMAND_WINDOW_S, FLOOD_RATE
 from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
-# Under these the law spends throughput on the objective.
-STEERED = (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM)
 # What comes next where the law does not decide.
 _NEXT: Mapping[DeviceState, str] = {
     DeviceState.IDLE: "{follows}. The device is guarded from the next tick after syncs reach"
@@ -45,9 +43,7 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
     return f"MISSES OBJECTIVE: {judgement.text}{floor}"
 
 
-def what_next(
-    decision: DeviceDecision, estimate: Optional[Estimate], objective: Optional[Objective] = None
-) -> str:
+def what_next(decision: DeviceDecision, objective: Optional[Objective] = None) -> str:
     """What happens next, and on what it depends.
 
     `objective` is that of the policy in force; without it the text has no numbers of it.
@@ -55,11 +51,7 @@ def what_next(
     words = _NEXT.get(decision.state)
     if words is None and decision.rule is not Rule.OTHER:
         text = reasons.next_step(decision.rule)
-        late = (
-            estimate is not None and decision.basis is not None and decision.rule in STEERED
-            and reasons.wait_s(estimate) > decision.basis.objective_s
-        )
-        return " ".join(map(_sentence, (text, reasons.objective_note()) if late else (text,)))
+        return f"{text[0].upper()}{text[1:]}."
     rate = ""
     if objective is not None:
         rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
@@ -67,10 +59,6 @@ def what_next(
     if decision.target_bytes is None:
         follows = "The original limits stay until there is a lasting flood"
     return (words or "The next tick decides.").format(rate=rate, follows=follows)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def explain(decision: DeviceDecision, estimate: Optional[Estimate]) -> Tuple[str, ...]:
@@ -138,10 +126,11 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
 
 
 def _relation(basis: Basis, estimate: Estimate) -> str:
-    text = f"objective p99 {_ms(basis.objective_s)}; "
-    if estimate.drain_rate is None:
-        return text + "the share fsyncs take is measured once the drain rate is known"
-    return text + reasons.cost(estimate.drain_rate, basis)
+    text = f"objective p99 {_ms(basis.objective_s)}"
+    if basis.delay_s is None:
+        return text
+    once = " once the drain rate is known" if estimate.drain_rate is None else ""
+    return f"{text}; a flood's limit is what drains in {_ms(basis.delay_s)}{once}"
 
 
 def _ms(seconds: Optional[float]) -> str:

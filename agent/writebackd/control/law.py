@@ -70,10 +70,9 @@ class Bounds:
     pace_share: float = 0.0  # of R, the least that a flood held by io.max gets
 
 
-def may_spend(law: LawMemory, bounds: Bounds, paced: bool = False) -> float:
-    """Share of R that syncs may cost now."""
-    share = bounds.spend + max(0.0, law.extra)
-    return min(share, 1.0 - bounds.pace_share) if paced else share
+def may_spend(law: LawMemory, bounds: Bounds) -> float:
+    """Share of R that syncs may cost beside a paced flood now."""
+    return min(bounds.spend + max(0.0, law.extra), 1.0 - bounds.pace_share)
 
 
 def in_waves(law: LawMemory) -> bool:
@@ -181,7 +180,7 @@ def follow_pace(
 ) -> Tuple[LawMemory, float, Rule]:
     """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
     law = replace(_goes_on(law, dt_s), extra=_extra(law.extra, e, bounds, dt_s))
-    share = may_spend(law, bounds, paced=True)
+    share = may_spend(law, bounds)
     by, rule = factor(d, r, share, bounds.keep, r / pace)
     if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
         by = min(by, 1.0 + CREEP * d.full_s**2)
@@ -208,7 +207,7 @@ def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
 
 
 def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:
-    """What limit or pace are multiplied with, where syncs may cost a `share` of R.
+    """What a pace is multiplied with, where syncs may cost a `share` of R.
 
     `lets_in_all` times as large it would let in R.
     """

@@ -6,24 +6,16 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import formats
-from writebackd.tuning import (
-    EXTRA,
-    PAYS,
-    SEEK,
-    SHOWN_S,
-    TRY_AGAIN_S,
-    TRY_S,
-)
+from writebackd.tuning import CYCLE_S, LEAST, PAYS, SEEK, SHOWN_S, STRETCH
 from writebackd.types.core_memory import Trial
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
 STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.WAVES: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
-    Rule.OBSERVING: DeviceState.GUARD, Rule.LOOSE: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
-    Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.CUT: DeviceState.SQUEEZE,
-    Rule.SHORT: DeviceState.PROBE, Rule.DEAR: DeviceState.PROBE, Rule.STEADY: DeviceState.GUARD,
-    Rule.ROOM: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
+    Rule.OBSERVING: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
+    Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.SHORT: DeviceState.PROBE,
+    Rule.FLOOR: DeviceState.GUARD,
 }
 
 # The reason, without figures, and what the law does next.
@@ -38,26 +30,15 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.OBSERVING: ("observing: would set",
                      "nothing is set in observe mode; after `writebackctl enforce` the effect of"
                      " this limit is measured"),
-    Rule.LOOSE: ("the limit throttles no writer",
-                 "a larger limit would change nothing; the next flood that is throttled is"
-                 " measured"),
     Rule.SEEK: ("drain rate unknown, trying a larger limit",
                 f"the limit is multiplied by {SEEK:g} as long as that raises throughput by"
                 f" {formats.percent(PAYS - 1)}"),
     Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
                    f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
-    Rule.KNEE: ("what drains in the allowed delay",
-                "the limit follows the drain rate"),
-    Rule.CUT: ("write cache full, lowering the limit to speed up fsync",
-               "the limit falls until the cache has room or fsyncs take their allowed share"),
-    Rule.SHORT: ("write cache full, raising the limit since buffered writes get too little",
-                 "the limit rises; if throughput stays low, the disk has become slower"),
-    Rule.DEAR: ("fsyncs take too much of the disk, raising the limit",
-                "the limit rises, which slows fsync down and speeds buffered writes up"),
-    Rule.STEADY: ("write cache full, a smaller limit would cost too much throughput",
-                  "the limit follows the share of the disk that fsyncs take"),
-    Rule.ROOM: ("write cache has room",
-                "the limit rises, faster the longer there is room, to detect a faster disk"),
+    Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
+    Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate",
+                 f"every {CYCLE_S:g} s the limit rises, to {STRETCH:g} times what drains in the"
+                 " allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",
                  "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
@@ -129,12 +110,25 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """Why the limit is `target_bytes`, and what it would cost to meet a missed objective."""
     if rule is Rule.OBSERVING:
         return f"{_WORDS[rule][0]} {formats.size(target_bytes)}"
-    words = f"{_WORDS[rule][0]}: {formats.size(target_bytes)}"
-    if rule is Rule.REST:
-        return words
-    if estimate.flooded and estimate.drain_rate and basis.spent:
-        words += f"; {cost(estimate.drain_rate, basis)}"
-    return words + trade(target_bytes, estimate, basis)
+    words = _WORDS[rule][0]
+    if rule is Rule.KNEE:
+        words = _drains(target_bytes, estimate, basis)
+    words += f": {formats.size(target_bytes)}"
+    return words if rule is Rule.REST else words + trade(target_bytes, estimate, basis)
+
+
+def _drains(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
+    """What the limit has to do with the delay that the policy allows."""
+    rate, delay_s = estimate.drain_rate or 0.0, basis.delay_s or 0.0
+    drains = f"drains in {_ms(delay_s)} ms at {formats.size(rate)}/s"
+    exact = rate * delay_s / estimate.limit_share
+    if target_bytes < 0.99 * exact:
+        return f"the largest limit allowed, less than what {drains}"
+    if target_bytes > 1.01 * exact:
+        return f"the smallest limit allowed, more than what {drains}"
+    if estimate.limit_share < 1.0:
+        drains += f", as {formats.percent(estimate.limit_share)} of the limit"
+    return f"what {drains}"
 
 
 def held_to(name: str, target_bytes: int) -> str:
@@ -142,11 +136,11 @@ def held_to(name: str, target_bytes: int) -> str:
     return f"{name} needs less, and its {formats.size(target_bytes)} applies to both"
 
 
-def cost(drain_rate: Optional[float], basis: Basis) -> str:
-    """The share of the drain rate (bytes per second) that fsyncs take, and the share allowed."""
+def cost(drain_rate: float, spent: float, allowed: float) -> str:
+    """Under a pace: the share of the drain rate that fsyncs take, and the share allowed."""
     return (
-        f"fsyncs take {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
-        f" {formats.percent(basis.may_spend)} allowed"
+        f"fsyncs take {formats.percent(spent)} of {formats.size(drain_rate)}/s,"
+        f" {formats.percent(allowed)} allowed"
     )
 
 
@@ -249,17 +243,8 @@ def trial(running: Trial) -> str:
 
 
 def next_step(rule: Rule) -> str:
-    """What the law does next after `rule`."""
+    """What the law does next after `rule`, which is one of a limit."""
     return _WORDS[rule][1]
-
-
-def objective_note() -> str:
-    """What the law does about a missed objective."""
-    return (
-        f"while p99 is above the objective, fsyncs may take {formats.percent(EXTRA)} more of"
-        f" the drain rate for {TRY_S:g} s; if that does not help, the next try is"
-        f" {formats.duration(TRY_AGAIN_S)} later"
-    )
 
 
 def _ms(seconds: float) -> str:

@@ -4,8 +4,8 @@
 A write cache completes writes at link speed until it is full, so the highest rate seen is not what
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
 wait for the media once it has none.  So R is the flusher's rate under a full cache, also where the
-limit is the one as found.  No limit of ours lowers it: only a rate under a limit that let in R
-before, or a larger one, counts against it; under a pace, a rate below that.
+limit is the one as found.  No limit of ours lowers it: only a rate under a limit that lets in more
+than that counts against it; under a pace, a rate below the pace.
 
 What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
 takes media time of its own.  Seconds of R lost for each sync are the price of one.  Under a pace
@@ -58,8 +58,6 @@ class Writes:
     held_back: bool  # writers slept for the limit: it sets their speed
     queued: bool  # flooded, and the flusher's requests wait at the device: it sets their speed
     telling: bool  # flooded, and the device or the limit held it: its rate tells of them
-
-
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -179,9 +177,9 @@ def update_drain(
     ticks = d.full_ticks if full else ()
     # In its first second the cache still takes some; and a writer's own rate is not the disk's.
     if full and full_s > 1.0 and (own or writes.held_back or writes.queued):
-        ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
+        ticks = (*ticks, rate)[-_shown_ticks(dt_s):]
     # Few syncs return from a full cache under a limit as found: what queued before one did counts.
-    queue = (*d.queue, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
+    queue = (*d.queue, rate)[-_shown_ticks(dt_s):]
     if own or r is not None or not writes.queued:
         queue = ()
     # Not while the cache filled in a part of it: that was the link's rate.
@@ -195,7 +193,6 @@ def update_drain(
         slow_share=slow,
         full_s=full_s,
         full_ticks=ticks,
-        limit_bytes=d.limit_bytes + (limit - d.limit_bytes) * weight,
         queue=queue,
     )
     if not own:
@@ -244,7 +241,7 @@ def _held_by_media(
 ) -> DeviceMemory:
     """`memory` with `d`, and R under a limit as found, or on the way down from there.
 
-    Such a limit holds no flood: it is at least as large as the last one of a search for R.
+    Such a limit holds no flood: it is at least as large as the largest of a search for R.
     """
     r, full_rate = memory.drain_rate, d.full_rate
     if not is_shown(d, dt_s) or limit_bytes < MOST_S * (r or full_rate):
@@ -280,4 +277,4 @@ def shown(memory: DeviceMemory) -> DeviceMemory:
 
 def lets_in(d: Drain, limit_bytes: float) -> bool:
     """Whether the limit lets in more than a full cache took of late: the rate shows R."""
-    return limit_bytes >= FELL * LETS_IN_S * d.full_rate
+    return 0.0 < FELL * LETS_IN_S * d.full_rate <= limit_bytes

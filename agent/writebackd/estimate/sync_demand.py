@@ -64,8 +64,7 @@ def demand_of(
     last_s, gap_s, ticks, on = memory.last_demand or (float("-inf"), 0.0, 0, False)
     away_s = now_s - last_s
     if returned:
-        # Two commits a second are no shorter gap than one: a tick sees no less.
-        gap_s = max(away_s, gap_s / 2) if away_s <= REGULAR_GAP_S else 0.0
+        gap_s = max(away_s, gap_s * 0.5 ** (away_s / hold_s)) if away_s <= hold_s else 0.0
         ticks = min(ticks + 1, REGULAR) if away_s <= REGULAR_GAP_S else 1
         # Divide by the whole window even while it fills: five syncs in the first tick are not five
         # per second.
@@ -74,9 +73,9 @@ def demand_of(
         last_s = now_s
     elif sync.oldest_commit_s > objective_s:
         last_s, on = now_s, True
-    elif away_s >= held_s(hold_s, lasting, gap_s):
+    elif on and away_s >= held_s(hold_s, lasting, gap_s):
         window, ticks, on = (dt_s, returned), 0, False
-    known = on or away_s <= hold_s
+    known = on or now_s - last_s <= hold_s
     return window, (last_s, gap_s, ticks, on) if known else None, sync.count / dt_s, on
 
 

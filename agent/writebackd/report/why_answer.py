@@ -73,7 +73,7 @@ def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecisio
             *(x["summary"] for x in alerts_json(snapshot) if x["device"] == decision.name),
         ],
         "rule": decision.rule.value,
-        "next": what_next(decision, estimate, snapshot.objective),
+        "next": what_next(decision, snapshot.objective),
     }
 
 

@@ -40,16 +40,17 @@ class Rule(Enum):
     WAVES = "waves"  # short floods: memory absorbs what drains in the pauses
     COMING = "coming"  # the limit in force is not yet the requested one
     OBSERVING = "observing"  # the same in observe mode, where it is never set
-    LOOSE = "loose"  # the limit throttles no writer
     SEEK = "seek"  # R unknown, a larger limit may raise the rate
     MEASURE = "measure"  # R unknown: it is measured once the cache is full
     KNEE = "knee"  # R known: what drains in the allowed delay
-    CUT = "cut"  # cache full, and syncs take less than their share of R: smaller
-    SHORT = "short"  # cache full, and the flood gets less than its share: larger
-    DEAR = "dear"  # syncs take more than their share of R: larger
-    STEADY = "steady"  # cache full, and the limit is right
-    ROOM = "room"  # the cache has room: the limit that admits a little less than R
+    SHORT = "short"  # the flood got too little under that, or under a pace: larger
     FLOOR = "floor"  # a smaller limit is not allowed
+    # of a pace
+    CUT = "cut"  # cache full, and syncs take less than their share of R: lower
+    DEAR = "dear"  # syncs take more than their share of R: higher
+    STEADY = "steady"  # cache full, and the pace is right
+    ROOM = "room"  # the cache has room: a little less than R
+    LOOSE = "loose"  # the pace holds no writer
     OTHER = "other"  # not by the law: yielded, pinned, excluded, a trial
 
 
@@ -58,11 +59,8 @@ class Basis:
     """The figures the law used for a device with sync demand."""
 
     objective_s: float  # p99 of a commit
-    # bounds of the limit
-    floor_bytes: int = 0
-    ceiling_bytes: int = 1 << 62
-    spent: float = 0.0  # share of R that syncs take
-    may_spend: float = 0.0  # share of R that syncs may take
+    floor_bytes: int = 0  # of the limit
+    delay_s: Optional[float] = None  # the limit is what drains in that; None: under a pace
 
 
 @dataclass(frozen=True)

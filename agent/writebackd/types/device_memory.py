@@ -20,14 +20,12 @@ class Drain:
     sync_rate: float = 0.0  # smoothed
     slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
     full_s: float = 0.0  # for so long in a row full, or, negative, not
-    # Rates, and the limits in force, of the last seconds of a full cache, by tick.
-    full_ticks: Tuple[Tuple[float, float], ...] = ()
-    limit_bytes: float = 0.0  # as the kernel follows it
+    full_ticks: Tuple[float, ...] = ()  # rates of the last seconds of a full cache, by tick
     # Of the last half minute: seconds of R that were lost while full, and syncs.
     lost_s: float = 0.0
     syncs: float = 0.0
     fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: since a faster one's
-    queue: Tuple[Tuple[float, float], ...] = ()  # as full_ticks, of queued ticks in a row
+    queue: Tuple[float, ...] = ()  # as full_ticks, of queued ticks in a row
 
     @property
     def full_rate(self) -> float:
@@ -40,9 +38,9 @@ class Drain:
         return self.lost_s / max(self.syncs, 1.0)
 
 
-def median_rate(ticks: Tuple[Tuple[float, float], ...]) -> float:
-    """Of ticks as Drain.full_ticks has them, bytes per second; 0 without any."""
-    ordered = sorted([rate for rate, _ in ticks])
+def median_rate(ticks: Tuple[float, ...]) -> float:
+    """Bytes per second; 0 without any."""
+    ordered = sorted(ticks)
     half = len(ordered) // 2
     if not ordered:
         return 0.0
