@@ -30,7 +30,7 @@ DISK = Disk(size="4G", rate="40M", link="200M", cache="0", latency_us=100, seek_
 POLICY = "[policy]\nname = default\nsummary = s\n[alerts]\nhold = 0s\nresolve-after = 2s\n"
 MIB = 1 << 20
 FILE_MB = 1000
-LEARN_S, FLOOD_S, REST_S = 18.0, 15.0, 4.0
+LEARN_S, FLOOD_S, REST_S = 22.0, 15.0, 6.0
 LIMITS: Dict[str, Optional[host.Limits]] = {
     "default": dict(host.DEFAULT_LIMITS),
     "16M": {"dirty_bytes": 16 * MIB, "dirty_ratio": 0,
@@ -131,12 +131,6 @@ def _spawn(rig: Rig, way: str, path: Path) -> "subprocess.Popen[bytes]":
                      cwd=str(Path(__file__).resolve().parents[2]))  # fmt: skip
 
 
-def _settle(rig: Rig) -> None:
-    rig.control.set("rate", "4G")
-    os.sync()
-    rig.control.set("rate", DISK.rate)
-
-
 def told(rig: Rig, agent: Agent, way: str, flood: Path) -> str:
     """The row of one way."""
     running = _spawn(rig, way, flood)
@@ -150,7 +144,7 @@ def told(rig: Rig, agent: Agent, way: str, flood: Path) -> str:
         alerts = found or alerts
     running.kill()
     running.wait()
-    _settle(rig)
+    os.sync()  # at the disk's own rate: the agent would learn a faster one
     cells = [way, "-", "-", "-"]
     if alerts:
         who = ", ".join(each["comm"] for each in alerts[0]["culprits"]) or "nobody"
@@ -167,7 +161,7 @@ def run(limit: str, ways: Sequence[str]) -> None:
             for path, size in ((data, 16), (flood, FILE_MB)):
                 subprocess.run(["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={size}",
                                 "oflag=direct"], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
-            _settle(rig)
+            rig.control.set("rate", DISK.rate)
             limits = LIMITS[limit]
             mode = "enforce" if limits is None else "observe"
             host.write_limits(limits or host.DEFAULT_LIMITS)
