@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
-import signal
-import subprocess
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
+from writebackd.kernel.bounded_output import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
@@ -25,8 +22,6 @@ from writebackd.storage.tool_table import Table
 
 # A busy controller with 200 disks answers `show all` within 20 s.
 LIMIT_S = 30.0
-# From the signal on; what is in the kernel then is left to systemd.
-_DIES_S = 2.0
 # Where vendors' packages put them, behind the directories of PATH.
 _HOMES = (
     *(f"/opt/MegaRAID/{name}" for name in ("storcli", "perccli", "MegaCli", "storcli2", "perccli2",
@@ -217,52 +212,16 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     cannot do what was asked.
     """
     try:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            cwd=home, env=_ENVIRONMENT, start_new_session=True,
-        )  # fmt: skip
+        code, output = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
+    except TimeoutError as error:
+        raise Hung(str(error)) from None
     except OSError as error:
         raise ToolError(f"cannot be run: {error.strerror}") from None
-    try:
-        output = _read(child, time.monotonic() + limit_s, limit_s)
-    finally:
-        _end(child)
-    if not output.strip() and child.returncode:
-        raise ToolError(f"printed nothing, exit code {child.returncode}")
+    if len(output) > MOST_BYTES:
+        raise ToolError(f"more than {MOST_BYTES >> 20} MB")
+    if not output.strip() and code:
+        raise ToolError(f"printed nothing, exit code {code}")
     return text_of(output)
-
-
-def _read(child: "subprocess.Popen[bytes]", deadline: float, limit_s: float) -> bytes:
-    assert child.stdout is not None
-    chunks: List[bytes] = []
-    size = 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise Hung(f"not done within {limit_s:g} s")
-            chunk = os.read(child.stdout.fileno(), 1 << 16)
-            if not chunk:
-                return b"".join(chunks)
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MOST_BYTES:
-                raise ToolError(f"more than {MOST_BYTES >> 20} MB")
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """It, and what it started; one that closed its output may still be about to end."""
-    assert child.stdout is not None
-    child.stdout.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if child.poll() is None:
-            child.wait(0.1)
-    # The group lives while anybody in it does, also when its leader is gone.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_DIES_S)
 
 
 def question(
