@@ -11,16 +11,8 @@ import re
 from typing import Dict, List, Optional, Pattern, Sequence, Tuple, TypeVar
 
 from writebackd.formats import printable
+from writebackd.storage import tool_output as out
 from writebackd.storage.raid_types import Controller, Volume
-from writebackd.storage.tool_output import (
-    MOST_NAME,
-    MOST_WORKS,
-    Keys,
-    name,
-    pci_address,
-    size_bytes,
-    whole,
-)
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 T = TypeVar("T")
@@ -57,7 +49,7 @@ TROUBLE: Words[Protection] = (
 class Facts:
     """What one part of an output says, by the tool's table; `unread` are words in no row."""
 
-    def __init__(self, table: Table, keys: Keys) -> None:
+    def __init__(self, table: Table, keys: out.Keys) -> None:
         self._table, self._keys = table, keys
         self.unread: List[str] = []
 
@@ -80,8 +72,8 @@ class Facts:
 
     def unknown(self, fact: str, said: str) -> None:
         """Keep words that nothing is known of."""
-        if len(self.unread) < MOST_WORKS:
-            self.unread.append(printable(f'{fact} "{said}"')[:MOST_NAME])
+        if len(self.unread) < out.MOST_WORKS:
+            self.unread.append(printable(f'{fact} "{said}"')[:out.MOST_NAME])
 
 
 def meaning(text: str, words: Words[T]) -> Optional[T]:
@@ -115,28 +107,29 @@ def switched_controller(
     write_share: Optional[float], volumes: Tuple[Volume, ...], works: Tuple[ArrayWork, ...] = (),
 ) -> Controller:
     """A controller that tells its cache so; a size without a unit is in `unit`."""
-    size, pci = size_bytes(own.text("size"), unit), pci_address(own.text("address"))
+    size, pci = out.size_bytes(own.text("size"), unit), out.pci_address(own.text("address"))
     protection = battery.state("battery", words)
     if not battery.text("battery") and battery.text("batteries") == "0":
         protection = Protection.ABSENT
     return Controller(
         pci=pci,
-        model=name(model),
+        model=out.name(model),
         capacity_bytes=None if size is None or write_share is None else int(size * write_share),
         protection=protection,
         works=works,
         volumes=volumes,
-        slot=None if pci else whole(own.text("slot")),
+        slot=None if pci else out.whole(own.text("slot")),
         unread=tuple(dict.fromkeys(own.unread + battery.unread)),
     )
 
 
 def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Optional[CacheMode]:
     """What the cache does for a volume now."""
-    cache = own.state("cache status", _SWITCH)
     switches = [volume.state(fact, _SWITCH) for fact in ("caching", "method")]
-    off = own.text("cache board").lower() == "false" or write_share == 0
-    if off or cache is False or False in switches:
+    if own.text("cache board").lower() == "false" or write_share == 0 or False in switches:
+        return CacheMode.WRITE_THROUGH
+    cache = own.state("cache status", _SWITCH)
+    if cache is False:
         return CacheMode.WRITE_THROUGH
     if cache is None or True not in switches or volume.unread:
         return None
