@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """reference.py: writes the pages of docs/reference that the code knows; `make docs` runs it.
 
-Of kernels.md and the README it writes the tables, from the records of the last runs on kernels.
+Of kernels.md and the README it writes the tables, from the records of the last runs on kernels, of
+raid-tools.md the table of what is read, from the tables of the parsers.
 They are kept in the checkout, so that they can be read there; a test compares them with the code.
 """
 
@@ -19,7 +20,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "agent"), str(ROOT)]
 import kernel_tables  # noqa: E402
 from tests.vm import records  # noqa: E402
 from writebackd import tuning  # noqa: E402
+from writebackd.kernel.files import KernelFiles  # noqa: E402
 from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key  # noqa: E402
+from writebackd.storage.raid_tools import kinds  # noqa: E402
 
 PLACE = ROOT / "docs" / "reference"
 _HEAD = "<!-- SPDX-License-Identifier: GPL-2.0-or-later -->\n<!-- Made by `make docs`. -->\n"
@@ -49,7 +52,34 @@ def pages() -> Dict[str, str]:
     kernels = records.load()
     with_tables = {name: kernel_tables.filled((PLACE / name).read_text(encoding="utf-8"), kernels)
                    for name in ("kernels.md", "../../README.md")}  # fmt: skip
-    return {"policy-keys.md": _policy_keys(), "constants.md": _constants(), **with_tables}
+    return {
+        "policy-keys.md": _policy_keys(), "constants.md": _constants(), **with_tables,
+        "raid-tools.md": _raid_tools((PLACE / "raid-tools.md").read_text(encoding="utf-8")),
+    }  # fmt: skip
+
+
+# The columns of what is read, and the facts of the parsers' tables that they stand for.
+_READ = {
+    "mode": ("mode", "write cache", "write cache setting", "cache status", "caching", "method",
+             "without battery"),
+    "battery": ("battery", "pack", "battery bits", "charging", "replacement", "batteries"),
+    "size": ("size", "write share"),
+    "matched by": ("address", "slot", "bus", "volume", "disk", "wwn"),
+}  # fmt: skip
+
+
+def _raid_tools(page: str) -> str:
+    lines = [f"| cards | tool | {' | '.join(_READ)} |", "|---" * (2 + len(_READ)) + "|"]
+    for kind in kinds(KernelFiles()):
+        if kind.cards:
+            cells = [kind.cards, ", ".join(f"`{each}`" for each in kind.programs)]
+            for facts in _READ.values():
+                keys = [f"`{key}`" for fact in facts for each in kind.tables
+                        for key in each.get(fact, ())]  # fmt: skip
+                cells.append(", ".join(dict.fromkeys(keys)) or "not told")
+            lines.append(f"| {' | '.join(cells)} |")
+    made = "\n".join([*lines, "", ""])
+    return re.sub(r"\| cards \|.*?\n\n", lambda _: made, page, count=1, flags=re.DOTALL)
 
 
 def _policy_keys() -> str:

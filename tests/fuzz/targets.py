@@ -23,7 +23,7 @@ from writebackd.policy.schema import Policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report import control_server, learned_store
 from writebackd.report.control_server import RequestError, size_argument, text_argument
-from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli
+from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
 from writebackd.storage import report_file as raid_report
 from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
@@ -157,7 +157,8 @@ def raid(data: bytes) -> None:
     except ToolError:
         outputs = [""] * 4
     found: List[Controller] = []
-    for parse in (storcli.parse, ssacli.parse, arcconf.parse, megacli.parse, *_MAPPERS):
+    parsers = (storcli.parse, ssacli.parse, arcconf.parse, megacli.parse, tw_cli.parse, *_MAPPERS)
+    for parse in parsers:
         try:
             found += parse(outputs)
         except ToolError:
@@ -211,6 +212,8 @@ def seeds(target: str) -> List[bytes]:
             b"Virtual Drive: 0 (Target Id: 0)\nCurrent Cache Policy: WriteBack, Direct\0\0"
             b"PCI information for Controller 0\nBus Number : 1\nDevice Number : 0\n"
             b"Function Number : 0\n",
+            b"Ctl Model Units BBU\n---\nc0 9750 1 OK\n\0\0Unit Status %RCmpl %V/I/M Cache\n---\n"
+            b"u0 REBUILDING 4% - RiW\n",
             b"a: 0 8 writecache s 1:1 1:2 4096 0\0\0a: 0 8 writecache 0 9 8 0\n",
             b"md0 : active raid1 sda[0](J)\n [>..] check = 1.5% (1/2) finish=1min speed=5K/sec\n",
         ],

@@ -578,7 +578,11 @@ def test_doctor_warns_of_what_the_file_says(tree: FakeSysfs, bin_dir: Path) -> N
     leave(tree, told(Tool("storcli", "/x", None, bare), EXAMPLE.tools[1], now_s=now_s))
     found = findings(tree)
     assert found[0][0] == "good" and "was written 1m0s ago" in found[0][1]
-    assert [level for level, _ in found[1:]] == ["warning"] * 3
+    assert [level for level, _ in found[1:]] == ["good"] + ["warning"] * 3
+    assert found[1][1] == (
+        "Modelled RAID 9: cache 1.7G, 1 volume always-write-back, 1 volume write-through,"
+        " battery failed (storcli)"
+    )
     said = " ".join(text for _, text in found)
     assert "Modelled RAID 9: battery failed (storcli)" in said
     assert "even without a battery (volume 238, storcli)" in said

@@ -49,9 +49,11 @@ def done(view: DeviceView, why: Cause) -> str:
 
 def battery(backing: Backing) -> str:
     """What is wrong with what protects the cache, in words; empty where nothing is."""
-    if backing.protection in (None, Protection.OK):
+    if backing.protection is None:
+        words = [each for each in backing.unread if "battery" in each]
+        return f"{', '.join(words)} is not understood ({backing.source})" if words else ""
+    if backing.protection is Protection.OK:
         return ""
-    assert backing.protection is not None
     return f"battery {backing.protection.value} ({backing.source})"
 
 

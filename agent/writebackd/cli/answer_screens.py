@@ -116,6 +116,7 @@ def _behind(said: Answer) -> str:
         parts.append(f"{formats.size(said['dirty_bytes'])} dirty")
     if said["protection"] is not None:
         parts.append(f"battery {as_text(said['protection'])}")
+    parts += [f"not understood: {as_text(each)}" for each in said.get("unread", ())]
     if said["learn_s"] is not None:
         left_s = max(0.0, said["learn_s"] - said["time_s"])
         parts.append(f"next battery test in {formats.duration(left_s)}")

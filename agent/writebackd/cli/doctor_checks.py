@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
@@ -28,15 +29,16 @@ from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import hiding, unseen
 from writebackd.kernel.mounts import mount_of, read_mounts
+from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info
 from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
 from writebackd.policy.find import misplaced, search_dirs, unsafe
 from writebackd.policy.load import load_all
 from writebackd.storage import report_file
-from writebackd.storage.backing_watch import is_stale, slept
+from writebackd.storage.backing_watch import is_stale, look_at_arrays, slept
 from writebackd.storage.raid_tools import installed
-from writebackd.storage.raid_types import Controller, ToolError
+from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import CollectorReport
 from writebackd.types.storage import CacheMode, Protection
 
@@ -336,6 +338,9 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
     if not is_stale(told, files, now_s):
         yield "good", f"{RAID} was written {age} ago"
         yield from _said(told)
+        unmatched = look_at_arrays(files, scan(files), now_s, owner)[1]
+        if unmatched:
+            yield "warning", unmatched
     elif slept(told, files):
         yield "note", f"{RAID} is from {age} ago, before a suspend: {TIMER} renews it"
     else:
@@ -348,7 +353,39 @@ def _said(told: CollectorReport) -> Iterator[Finding]:
             yield "warning", f"{tool.name} ({tool.path}) failed: {tool.error}"
         for controller in tool.controllers:
             where = controller.model or controller.pci or "a controller"
+            yield "good", f"{where}: {_read(controller)} ({tool.name})"
+            lacks = _lacks(controller)
+            if lacks:
+                yield "warning", f"{where}: not read: {', '.join(lacks)} ({tool.name})"
             yield from _caches(tool.name, where, controller)
+
+
+def _read(controller: Controller) -> str:
+    """What is known of a controller, in words."""
+    modes = Counter(each.mode.value for each in controller.volumes if each.mode is not None)
+    size, battery = controller.capacity_bytes, controller.protection
+    return ", ".join([
+        "cache size unknown" if size is None else f"cache {formats.size(size)}",
+        *(f"{number} volume{'s'[: number - 1]} {mode}" for mode, number in sorted(modes.items())),
+        *([] if controller.volumes else ["no volumes"]),
+        *([f"battery {battery.value}"] if battery is not None else []),
+    ])  # fmt: skip
+
+
+def _lacks(controller: Controller) -> List[str]:
+    """What is not known of a controller that has volumes, with the words that mean nothing."""
+    volumes = controller.volumes
+    words = [
+        *controller.unread,
+        *(f"{_name(each)}: {word}" for each in volumes for word in each.unread),
+        *(f"mode of {_name(each)}" for each in volumes if not each.mode and not each.unread),
+    ]
+    needed = controller.capacity_bytes != 0 and any(
+        each.mode is not CacheMode.WRITE_THROUGH for each in volumes
+    )
+    told = controller.protection or any("battery" in word for word in controller.unread)
+    more = [f"{len(words) - 4} more"] if len(words) > 5 else []
+    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not told else [])]
 
 
 def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:
@@ -366,13 +403,13 @@ def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding
 
 def _named(controller: Controller, mode: CacheMode) -> str:
     """The volumes with that mode, a few of them."""
-    names = [
-        volume.disk or f"volume {volume.number}"
-        for volume in controller.volumes
-        if volume.mode is mode
-    ]
+    names = [_name(volume) for volume in controller.volumes if volume.mode is mode]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
+
+
+def _name(volume: Volume) -> str:
+    return volume.disk or f"volume {volume.number}"
 
 
 def _timer_runs() -> Optional[bool]:

@@ -48,6 +48,8 @@ def device_row(
 ) -> Json:
     device = sample.device
     said = next((each for each in backings if each.mode or each.protection), None)
+    # Words about a battery that are not understood do not protect anything.
+    told = said is not None and (said.protection or any("battery" in word for word in said.unread))
     syncs = estimate if estimate.demand_known else None
     return {
         "name": device.name,
@@ -66,7 +68,7 @@ def device_row(
             "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
             "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
-            "protected": said.protection is Protection.OK if said and said.protection else None,
+            "protected": said.protection is Protection.OK if said and told else None,
             "source": said.source if said else None,
             "reported": [_backing(each) for each in backings],
             "fill": finite(estimate.fill_share),
@@ -129,6 +131,7 @@ def _backing(backing: Backing) -> Json:
         "capacity_bytes": backing.capacity_bytes,
         "mode": backing.mode.value if backing.mode else None,
         "protection": backing.protection.value if backing.protection else None,
+        "unread": list(backing.unread),
         "dirty_bytes": backing.dirty_bytes,
         "thresholds": {each.name: each.value for each in backing.thresholds},
         "learn_s": finite(backing.learn_s),

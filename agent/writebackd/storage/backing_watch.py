@@ -24,6 +24,7 @@ CACHES_S = 2.0
 HANGS = 5
 # More than any device has behind it; a tick copies and records all of them.
 MOST_BACKINGS = 4096
+MOST_UNMATCHED = 4  # controllers that are named
 
 
 # What is behind these devices at that time (CLOCK_BOOTTIME), by a file of this owner's, and what is
@@ -102,6 +103,7 @@ def look_at_arrays(
         else:
             for tool in told.tools:
                 found += matcher.backings(tool.name, tool.controllers, told.wall_s)
+            error = "; ".join(matcher.unmatched[:MOST_UNMATCHED]) or None
     except FileNotFoundError:
         pass  # nobody collects
     except (OSError, ToolError) as problem:

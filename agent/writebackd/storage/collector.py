@@ -29,7 +29,9 @@ from writebackd.storage.report_file import CollectorReport, Tool
 
 # Another tool for the same controllers says the same, and each question costs the firmware time;
 # where the controller is what hangs, it would hang there too.
-_SAME = {"megacli": ("storcli", "perccli"), "perccli": ("storcli",)}
+_SAME = {
+    "megacli": ("storcli", "perccli"), "perccli": ("storcli",), "perccli2": ("storcli2",)
+}  # fmt: skip
 _TIME = seconds(0.1, 600.0)
 
 
@@ -91,8 +93,9 @@ def parser() -> Parser:
     """Its command line."""
     made = Parser(
         prog="writebackd-raid",
-        description="Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
-        " kernel about arrays and caches behind the disks, and writes a report for writebackd.",
+        description="Asks RAID tools (storcli, storcli2, perccli, perccli2, MegaCli, ssacli,"
+        " arcconf, tw_cli), dmsetup and the kernel about arrays and caches behind the disks, and"
+        " writes a report for writebackd.",
     )
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     made.add_argument(

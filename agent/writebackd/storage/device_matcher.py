@@ -25,12 +25,16 @@ from writebackd.types.storage import Backing, Device
 # The drivers that a tool's controllers have, for those that do not say where they are.
 _DRIVERS = {
     "storcli": ("megaraid_sas",), "perccli": ("megaraid_sas",), "megacli": ("megaraid_sas",),
-    "arcconf": ("aacraid", "smartpqi"), "ssacli": ("hpsa", "smartpqi"),
+    "storcli2": ("mpi3mr",), "perccli2": ("mpi3mr",), "tw_cli": ("3w-9xxx", "3w-sas", "3w-xxxx"),
+    "arcconf": ("aacraid", "smartpqi"), "ssacli": ("hpsa", "smartpqi", "cciss"),
 }  # fmt: skip
 # From this channel on a controller shows its volumes, 128 on each: the number of one is
 # (channel - first) * 128 + target (MEGASAS_MAX_PD_CHANNELS, megasas_queue_command()); of aacraid
-# the container's is its target on channel 0. What has another channel is a disk handed through.
-_CHANNELS = {"megaraid_sas": range(2, 4), "aacraid": range(1)}
+# the container's is its target on channel 0, of 3w-9xxx the unit's. What has another channel is a
+# disk handed through.
+_CHANNELS = {
+    "megaraid_sas": range(2, 4), **dict.fromkeys(("aacraid", *_DRIVERS["tw_cli"]), range(1))
+}  # fmt: skip
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
 
@@ -44,8 +48,20 @@ class _Place(NamedTuple):
     is_volume: Optional[bool]  # None: cannot be told
 
 
+class _Told:
+    """A controller, where it is, and its volumes by what tells them."""
+
+    def __init__(self, controller: Controller, pci: Optional[str]) -> None:
+        self.controller, self.pci = controller, pci
+        volumes = controller.volumes
+        self.by_disk = {each.disk: each for each in volumes if each.disk is not None}
+        named = [each for each in volumes if each.disk is None]
+        self.by_wwn = {each.wwn: each for each in named if each.wwn is not None}
+        self.by_number = {each.number: each for each in named if each.number is not None}
+
+
 class Matcher:
-    """Answers for the devices of one look."""
+    """Answers for the devices of one look; `unmatched` are controllers with no disk, in words."""
 
     def __init__(self, files: KernelFiles, devices: Sequence[Device]) -> None:
         self._files = files
@@ -53,6 +69,7 @@ class Matcher:
         self._drivers = Drivers(files)
         self._places: Dict[str, _Place] = {}
         self._below: Dict[str, FrozenSet[str]] = {}
+        self.unmatched: List[str] = []
 
     def backings(
         self, source: str, controllers: Sequence[Controller], wall_s: float,
@@ -62,18 +79,32 @@ class Matcher:
         adapters = self._adapters(_DRIVERS.get(source, ()))
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
+        told = [
+            _Told(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
+            for each in controllers
+        ]
+        matched: Set[int] = set()
         for device in self._devices:
-            # Two disks of one array say the same.
-            said = [
-                Backing(
-                    device.name, source, wall_s, each.capacity_bytes, volume.mode, each.protection,
-                    each.dirty_bytes, each.learn_s, each.works + volume.works, each.thresholds,
-                    volume.disk if read_s is not None else None, read_s,
-                )
-                for each in controllers
-                for volume in self._volumes(each, each.pci or lonely, device)
-            ]
+            said = []
+            for at, one in enumerate(told):
+                each = one.controller
+                for volume in self._volumes(one, device):
+                    matched.add(at)
+                    # Two disks of one array say the same.
+                    said.append(Backing(
+                        device.name, source, wall_s, each.capacity_bytes, volume.mode,
+                        each.protection, each.dirty_bytes, each.learn_s,
+                        (*each.works, *volume.works), each.thresholds,
+                        volume.disk if read_s is not None else None, read_s,
+                        (*each.unread, *volume.unread),
+                    ))  # fmt: skip
             yield from dict.fromkeys(said)
+        for at, one in enumerate(told):
+            here = one.pci is None or one.pci in adapters
+            if at not in matched and here and one.controller.volumes and not one.by_disk:
+                what = one.controller.model or f"controller {at}"
+                why = "" if one.pci else ", which tells no address"
+                self.unmatched.append(f"{source}: no disk is known to be of {what}{why}")
 
     def on_the_disks_of(self, array: str) -> List[Device]:
         """The devices on top of an array, and those that share a disk with it."""
@@ -84,26 +115,32 @@ class Matcher:
             if array in self._names(each.name) or disks & set(each.leaves)
         ]
 
-    def _volumes(
-        self, controller: Controller, pci: Optional[str], device: Device
-    ) -> Iterator[Volume]:
-        """Those below the device; an empty one where the controller, at ``pci``, lists none."""
-        by_disk = {each.disk: each for each in controller.volumes if each.disk is not None}
-        by_number = {each.number: each for each in controller.volumes if each.disk is None}
-        if by_disk:
+    def _volumes(self, told: _Told, device: Device) -> Iterator[Volume]:
+        """Those below the device; an empty one where the controller lists none."""
+        if told.by_disk:
             for name in sorted(self._names(device.name) | set(device.leaves)):
-                volume = by_disk.get(name)
+                volume = told.by_disk.get(name)
                 # Another disk of the name may have come since the tool was asked.
                 if volume and volume.diskseq in (None, diskseq(self._files, name)):
                     yield volume
         for leaf in device.leaves:
+            if told.by_wwn:
+                naa = (self._files.try_read(f"/sys/block/{leaf}/device/wwid") or "").lower()
+                if naa[4:] in told.by_wwn and naa.startswith("naa."):
+                    yield told.by_wwn[naa[4:]]
+                    continue
             place = self._place(leaf)
-            if pci is None or place.pci != pci:
+            if told.pci is None or place.pci != told.pci:
                 continue
-            if not controller.volumes and place.is_volume is not False:
+            if not told.controller.volumes and place.is_volume is not False:
                 yield Volume()
-            if place.number is not None and place.number in by_number:
-                yield by_number[place.number]
+            if place.number is not None and place.number in told.by_number:
+                yield told.by_number[place.number]
+
+    def _in_slot(self, slot: Optional[int], adapters: FrozenSet[Optional[str]]) -> Optional[str]:
+        """The adapter in a PCI slot of that number, by the firmware's table."""
+        at = self._files.try_read(f"/sys/bus/pci/slots/{slot}/address")
+        return next((each for each in adapters if at and (each or "").startswith(f"{at}.")), None)
 
     def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
         """Where the controllers with these drivers are."""

@@ -21,7 +21,8 @@ MDSTAT = "/proc/mdstat"
 # Status of some targets writes their metadata out first, unless told not to.
 DMSETUP = (("table", "--target"), ("status", "--noflush", "--target"))
 
-_ARRAY = re.compile(r"(md[A-Za-z0-9_]{1,28}) : (?:active|inactive)")
+# mdadm.conf with "CREATE names=yes" calls them md_ANYTHING.
+_ARRAY = re.compile(r"([^\s:]{1,31}) : (?:active|inactive)")
 # "[=>....]  recovery = 12.6% (37043392/292945152) finish=127.5min speed=33440K/sec"
 _SYNC = re.compile(r"\b(resync|recovery|reshape|check|repair)\s*=\s*([0-9.]{1,8}%)")
 _SPEED = re.compile(r"\bspeed=([0-9]{1,12})K/sec")
@@ -52,8 +53,8 @@ def parse_mdstat(text: str) -> Tuple[Volume, ...]:
     for line in text.split("\n")[: 16 * MOST_VOLUMES]:
         head = _ARRAY.match(line[:4096])
         if head is not None:
-            array = head.group(1)
-            if _JOURNAL.search(line[:4096]):
+            array = head.group(1) if head.group(1).startswith("md") else None
+            if array and _JOURNAL.search(line[:4096]):
                 found.append(Volume(disk=array))
         work = _SYNC.search(line[:4096])
         if array is not None and work is not None:

@@ -7,17 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from writebackd.storage import tool_output as out
+from writebackd.storage import tool_table as table
 from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
-from writebackd.storage.tool_output import (
-    MOST_CONTROLLERS,
-    MOST_VOLUMES,
-    Keys,
-    Line,
-    lines_of,
-    moment,
-    padded,
-    share,
-)  # fmt: skip
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # -NoLog: without it each run leaves MegaSAS.log in the working directory.
@@ -26,54 +18,81 @@ COMMANDS = (
     ("-LDInfo", "-Lall", "-aALL", "-NoLog"),
     ("-AdpGetPciInfo", "-aALL", "-NoLog"),
 )
+RETRIES = (("-NoLog",),)
 
+KEYS: table.Table = {
+    "bus": ("bus number",), "device": ("device number",), "function": ("function number",),
+    "battery": ("battery state",), "charging": ("charging status",),
+    "replacement": ("battery replacement required",), "learn": ("next learn time",),
+    "mode": ("current cache policy",), "default mode": ("default cache policy",),
+}  # fmt: skip
+BATTERY: table.Words[Protection] = (
+    (Protection.OK, ("optimal", "operational")), *table.TROUBLE,
+)  # fmt: skip
+# What firmware says with "Yes".
+FLAGS: table.Words[Optional[Protection]] = (
+    (Protection.ABSENT, ("battery pack missing",)),
+    (Protection.FAILED, ("battery replacement required", "i2c errors detected",
+                         "learn cycle timeout", "pack is about to fail should be replaced")),
+    (Protection.LEARNING, ("learn cycle active",)),
+    # No reason not to rely on it, as storcli's bits of the same names.
+    (Protection.OK, (
+        "learn cycle requested", "remaining capacity low", "periodic learn required",
+        "transparent learn", "fully charged", "initialized", "discharging", "issohgood",
+        "is soh good", "remaining capacity alarm", "remaining time alarm",
+        "discharge terminated", "charging terminated")),
+)  # fmt: skip
+# The newer firmware, which always tells a state, tells this; behind it comes one of _BEHIND.
+_NEWER = "pack is about to fail & should be replaced"
+_BEHIND = ("bbu gasgauge status", "relative state of charge", "auto learn period",
+           "next learn time", "exit code")  # fmt: skip
+WORK = {
+    "check consistency": "check", "background initialization": "initialisation",
+    "foreground initialization": "initialisation", "initialization": "initialisation",
+    "rebuild": "rebuild", "reconstruction": "migration", "patrol read": "patrol",
+}  # fmt: skip
 # "Adapter 0 -- Virtual Drive Information:", "BBU status for Adapter: 0",
 # "PCI information for Controller 0".
 _ADAPTER = re.compile(
     r"(?:adapter[ :]*#?([0-9]{1,3})\b.*|.*\bfor (?:adapter|controller)[ :]*([0-9]{1,3}))", re.DOTALL
 )
-_WORKS = {
-    "check consistency": "check", "background initialization": "initialisation",
-    "foreground initialization": "initialisation", "initialization": "initialisation",
-    "rebuild": "rebuild", "reconstruction": "migration", "patrol read": "patrol",
-}  # fmt: skip
 _NO_BATTERY = ("get bbu status failed", "no bbu", "battery hw not present", "not have bbu")
 
 
 @dataclass
 class _Adapter:
-    keys: Keys = field(default_factory=dict)  # of its battery and its address
-    volumes: List[Tuple[Optional[int], Keys]] = field(default_factory=list)
+    keys: out.Keys = field(default_factory=dict)  # of its battery and its address
+    volumes: List[Tuple[Optional[int], out.Keys]] = field(default_factory=list)
     without_battery: bool = False
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """From the output of COMMANDS; those behind the first may be empty. Raises ToolError."""
     adapters: Dict[int, _Adapter] = {}
-    for command, output in zip(COMMANDS, padded(outputs, COMMANDS)):
+    for command, output in zip(COMMANDS, out.padded(outputs, COMMANDS)):
         here: Optional[_Adapter] = None
-        for line in lines_of(output):
+        for line in out.lines_of(output):
             at = _adapter(line)
             if at is not None:
                 here = adapters.setdefault(at, _Adapter())
-                if len(adapters) > MOST_CONTROLLERS:
-                    raise ToolError(f"more than {MOST_CONTROLLERS} adapters")
+                if len(adapters) > out.MOST_CONTROLLERS:
+                    raise ToolError(f"more than {out.MOST_CONTROLLERS} adapters")
             if here is not None and command[0] == "-LDInfo":
                 _add_volume(here, line)
             elif here is not None:
                 _add(here, line)
     if not adapters:
-        raise ToolError("no adapter in it")
+        raise out.complaint("\n".join(outputs), "no adapter in it")
     return tuple(_controller(each) for _, each in sorted(adapters.items()))
 
 
-def _adapter(line: Line) -> Optional[int]:
+def _adapter(line: out.Line) -> Optional[int]:
     text = line.key if not line.value else f"{line.key}: {line.value}"
     found = _ADAPTER.fullmatch(text.lower())
     return int(found.group(1) or found.group(2)) if found else None
 
 
-def _add(adapter: _Adapter, line: Line) -> None:
+def _add(adapter: _Adapter, line: out.Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
     if any(each in text for each in _NO_BATTERY):
         adapter.without_battery = True
@@ -81,82 +100,83 @@ def _add(adapter: _Adapter, line: Line) -> None:
         adapter.keys.setdefault(line.key, line.value)
 
 
-def _add_volume(adapter: _Adapter, line: Line) -> None:
+def _add_volume(adapter: _Adapter, line: out.Line) -> None:
     if line.key in ("virtual drive", "virtual disk", "cachecade virtual drive"):
         target = re.search(r"target id:\s*([0-9]{1,6})", (line.value or "").lower())
         adapter.volumes.append((int(target.group(1)) if target else None, {}))
-        if len(adapter.volumes) > MOST_VOLUMES:
-            raise ToolError(f"more than {MOST_VOLUMES} virtual drives")
+        if len(adapter.volumes) > out.MOST_VOLUMES:
+            raise ToolError(f"more than {out.MOST_VOLUMES} virtual drives")
     elif adapter.volumes and line.value is not None:
         adapter.volumes[-1][1].setdefault(line.key, line.value)
 
 
 def _controller(adapter: _Adapter) -> Controller:
-    keys = adapter.keys
+    facts = table.Facts(KEYS, adapter.keys)
+    told = [(number, table.Facts(KEYS, keys), keys) for number, keys in adapter.volumes]
     volumes = tuple(
-        Volume(number=number, mode=_mode(each), works=_works(each))
-        for number, each in adapter.volumes
+        Volume(number, mode=_mode(each), works=_works(keys), unread=tuple(each.unread))
+        for number, each, keys in told
     )
     # A volume that is told to write back and does not is one that waits for a battery.
-    wanted = any(
-        "writeback" in each.get("default cache policy", "").lower() for _, each in adapter.volumes
-    )
+    wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in told)
     missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(
-        pci=_address(keys),
-        protection=_protection(keys) or (Protection.ABSENT if missed else None),
-        learn_s=moment(keys.get("next learn time")),
+        pci=_address(facts),
+        protection=_protection(facts, adapter.keys) or (Protection.ABSENT if missed else None),
+        learn_s=out.moment(facts.text("learn")),
         volumes=volumes,
+        unread=tuple(facts.unread),
     )
 
 
-def _address(keys: Keys) -> Optional[str]:
+def _address(facts: table.Facts) -> Optional[str]:
     """In hexadecimal digits; it knows no domain but the first."""
-    try:
-        bus, slot, function = (
-            int(keys[f"{part} number"][:4], 16) for part in ("bus", "device", "function")
-        )
-    except (KeyError, ValueError):
+    return out.pci_address(":".join(facts.text(each) for each in ("bus", "device", "function")))
+
+
+def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
+    """By the flags and the state: the worse counts, and what is not understood is not good."""
+    if not facts.is_told("replacement") and not facts.is_told("battery"):
         return None
-    inside = 0 <= bus < 256 and 0 <= slot < 32 and 0 <= function < 8
-    return f"0000:{bus:02x}:{slot:02x}.{function}" if inside else None
-
-
-def _protection(keys: Keys) -> Optional[Protection]:
-    def yes(key: str) -> bool:
-        return keys.get(key, "").lower() == "yes"
-
-    state = keys.get("battery state", "").lower()
-    if yes("battery pack missing") or "missing" in state:
-        return Protection.ABSENT
-    if yes("battery replacement required") or yes("pack is about to fail & should be replaced"):
-        return Protection.FAILED
-    if yes("learn cycle active") or state.startswith("learn"):
-        return Protection.LEARNING
-    if "fail" in state or state.startswith("degraded"):
-        return Protection.FAILED
-    if "charging" in (state, keys.get("charging status", "").lower()):
+    flags = {
+        key: table.meaning(key, FLAGS)
+        for key, said in keys.items()
+        if said.lower() == "yes"
+    }
+    for bad in (Protection.ABSENT, Protection.FAILED, Protection.LEARNING):
+        if bad in flags.values():
+            return bad
+    state = facts.state("battery", BATTERY)
+    if state not in (None, Protection.OK):
+        return state
+    if facts.text("charging").lower() == "charging":
         return Protection.CHARGING
-    # Older firmware gives no state, but flags.
-    good = keys.get("battery replacement required", "").lower() == "no"
-    return Protection.OK if good or state in ("optimal", "operational") else None
+    for key in (each for each, meant in flags.items() if meant is None):
+        facts.unknown("battery", key)
+    # Some gives an empty state, but flags.
+    silent = facts.is_told("battery") and not facts.text("battery") and _NEWER not in keys
+    whole = any(key in keys for key in _BEHIND)
+    good = whole and facts.text("replacement").lower() == "no" and not facts.unread
+    return Protection.OK if good and (state or silent) else None
 
 
-def _mode(keys: Keys) -> Optional[CacheMode]:
+def _mode(facts: table.Facts) -> Optional[CacheMode]:
     """The current policy: the default one is what it was told, not what it does."""
-    words = [word.strip().lower() for word in keys.get("current cache policy", "").split(",")]
+    words = [word.strip().lower() for word in facts.text("mode").split(",")]
     if "writethrough" in words:
         return CacheMode.WRITE_THROUGH
     if "writeback" not in words:
+        if facts.text("mode"):
+            facts.unknown("mode", facts.text("mode"))
         return None
     always = "write cache ok if bad bbu" in words
     return CacheMode.ALWAYS_WRITE_BACK if always else CacheMode.WRITE_BACK
 
 
-def _works(keys: Keys) -> Tuple[ArrayWork, ...]:
+def _works(keys: out.Keys) -> Tuple[ArrayWork, ...]:
     """Below "Ongoing Progresses": `Check Consistency : Completed 13%, Taken 4 min.`"""
     return tuple(
-        ArrayWork(kind, share(keys[title]))
-        for title, kind in _WORKS.items()
+        ArrayWork(kind, out.share(keys[title]))
+        for title, kind in WORK.items()
         if keys.get(title, "").lower().startswith("completed")
     )

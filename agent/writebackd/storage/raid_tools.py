@@ -5,34 +5,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
-import signal
-import subprocess
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
+from writebackd.kernel.bounded_output import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
-from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli
+from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
 from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import Tool
-from writebackd.storage.tool_output import MOST_BYTES, MOST_NAME, text_of
+from writebackd.storage.tool_output import MOST_BYTES, MOST_NAME, complaint, text_of
+from writebackd.storage.tool_table import Table
 
 # A busy controller with 200 disks answers `show all` within 20 s.
 LIMIT_S = 30.0
-# From the signal on; what is in the kernel then is left to systemd.
-_DIES_S = 2.0
 # Where vendors' packages put them, behind the directories of PATH.
 _HOMES = (
-    "/opt/MegaRAID/storcli", "/opt/MegaRAID/perccli", "/opt/MegaRAID/MegaCli",
-    "/opt/smartstorageadmin/ssacli/bin", "/opt/hp/hpssacli/bld", "/usr/Arcconf", "/usr/StorMan",
+    *(f"/opt/MegaRAID/{name}" for name in ("storcli", "perccli", "MegaCli", "storcli2", "perccli2",
+                                           "CmdTool2")),
+    "/opt/hpe/storcli", "/opt/lsi/storcli", "/opt/smartstorageadmin/ssacli/bin",
+    "/opt/hp/ssacli/bld", "/opt/hp/hpssacli/bld", "/opt/compaq/hpacucli/bld", "/usr/Arcconf",
+    "/usr/StorMan", "/usr/RaidMan", "/opt/3ware", "/opt/3ware/CLI",
 )  # fmt: skip
-# No locale, or decimals have commas; no HOME to leave files in.
-_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+# No locale, or decimals have commas; no HOME to leave files in. HPE's tools look at each foreign
+# LUN, for minutes where there are hundreds, unless told to pass them over.
+_ENVIRONMENT = {
+    "LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "INFOMGR_BYPASS_NONSA": "1"
+}  # fmt: skip
 
 ToolQuery = Callable[[Sequence[str]], str]
 
@@ -44,25 +46,54 @@ class Kind:
     name: str
     programs: Tuple[str, ...]
     ask: Callable[[ToolQuery], Tuple[Controller, ...]]
+    cards: str = ""  # that it is for
+    tables: Tuple[Table, ...] = ()  # of what is read
 
 
-def _asked(tool: ModuleType) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
-    """The first answer is needed; the others add to it, where the tool knows the command."""
+def _asked(
+    tool: ModuleType, more: Callable[[str], Sequence[Sequence[str]]]
+) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
+    """The first answer is needed; those to `more` add to it, where the tool knows the command.
+
+    A first command that fails is asked again without the words of RETRIES.
+    """
 
     def ask_all(ask: ToolQuery) -> Tuple[Controller, ...]:
-        first, *others = tool.COMMANDS
-        outputs = [ask(first)]
-        for command in others if tool.parse(outputs) else ():
+        errors: List[ToolError] = []
+        for words in ((), *getattr(tool, "RETRIES", ())):
             try:
-                outputs.append(ask(command))
-            except Hung:
-                break  # and so would the next
-            except ToolError:
-                outputs.append("")
-        found: Tuple[Controller, ...] = tool.parse(outputs)
-        return found
+                outputs = [ask(_without(tool.COMMANDS[0], words))]
+                found: Tuple[Controller, ...] = tool.parse(outputs)
+            except ToolError as error:
+                errors.append(error)
+                if isinstance(error, Hung):
+                    break  # and so would the next
+                continue
+            if found:
+                logs = [word for word in words if word != "all"]
+                outputs += _others(ask, [_without(each, logs) for each in more(outputs[0])])
+                found = tool.parse(outputs)
+            return found
+        raise errors[0]
 
     return ask_all
+
+
+def _without(command: Sequence[str], words: Sequence[str]) -> List[str]:
+    return [word for word in command if word not in words]
+
+
+def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
+    """What a tool says to each, up to one that hangs; empty where it does not know the command."""
+    outputs: List[str] = []
+    for command in commands:
+        try:
+            outputs.append(ask(command))
+        except Hung:
+            break  # and so would the next
+        except ToolError:
+            outputs.append("")
+    return outputs
 
 
 def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
@@ -74,18 +105,19 @@ def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
             outputs = [ask(config)]
             if number == 1:
                 count = arcconf.count(outputs[0])
+                if not count and "controllers found" not in outputs[0].lower():
+                    raise complaint(outputs[0], "no number of controllers in it")
             if count:
-                try:
-                    outputs.append(ask(status))
-                except Hung:
-                    count = number  # and so would the next
-                except ToolError:
-                    pass  # one that does not know the command says the rest all the same
-                found += arcconf.parse(outputs)
-        except ToolError:
+                states = _others(ask, [status])
+                if not states:
+                    count = number  # it hangs, and so would the next
+                found += arcconf.parse(outputs + states)
+        except ToolError as error:
             if not found:
                 raise
-            break  # what the others said is as good
+            said = f"controller {number}: {error}"  # what the others said is as good
+            found[-1] = replace(found[-1], unread=(*found[-1].unread, said))
+            break
         number += 1
     return tuple(found)
 
@@ -108,14 +140,27 @@ def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple
 
 def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
     """All that are known. MegaCli comes behind the tools that took its place."""
+
+    def one(name: str, programs: Sequence[str], cards: str, more: int = 4) -> Kind:
+        ask = _asked(storcli, lambda _: storcli.COMMANDS[1:more])
+        return Kind(name, tuple(programs), ask, cards, storcli.TABLES)
+
     return (
-        Kind("storcli", ("storcli64", "storcli"), _asked(storcli)),
-        Kind("perccli", ("perccli64", "perccli"), _asked(storcli)),
-        Kind("megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli)),
-        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli)),
-        Kind("arcconf", ("arcconf",), _ask_arcconf),
+        one("storcli", ("storcli64", "storcli"), "MegaRAID 92xx to 95xx, HPE MR216i and MR416i"),
+        one("perccli", ("perccli64", "perccli"), "Dell PERC 8 to 11"),
+        one("storcli2", ("storcli2",), "MegaRAID 96xx", 5),
+        one("perccli2", ("perccli2",), "Dell PERC 12", 5),
+        Kind("megacli", ("MegaCli64", "megacli", "MegaCli", "CmdTool2_64", "CmdTool2"),
+             _asked(megacli, lambda _: megacli.COMMANDS[1:]), "MegaRAID 84xx to 93xx, Intel RS",
+             (megacli.KEYS,)),
+        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli, lambda _: ()),
+             "HP and HPE Smart Array P, E and SR", (ssacli.KEYS,)),
+        Kind("arcconf", ("arcconf",), _ask_arcconf,
+             "Adaptec series 2 to 8, SmartRAID 3100 and 3200, Cisco 24G", (arcconf.KEYS,)),
+        Kind("tw_cli", ("tw_cli", "tw_cli64"), _asked(tw_cli, tw_cli.more), "3ware 9500 to 9750",
+             (tw_cli.KEYS,)),
         *mapped(files),
-    )
+    )  # fmt: skip
 
 
 def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
@@ -167,52 +212,16 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     cannot do what was asked.
     """
     try:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            cwd=home, env=_ENVIRONMENT, start_new_session=True,
-        )  # fmt: skip
+        code, output = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
+    except TimeoutError as error:
+        raise Hung(str(error)) from None
     except OSError as error:
         raise ToolError(f"cannot be run: {error.strerror}") from None
-    try:
-        output = _read(child, time.monotonic() + limit_s, limit_s)
-    finally:
-        _end(child)
-    if not output.strip() and child.returncode:
-        raise ToolError(f"printed nothing, exit code {child.returncode}")
+    if len(output) > MOST_BYTES:
+        raise ToolError(f"more than {MOST_BYTES >> 20} MB")
+    if not output.strip() and code:
+        raise ToolError(f"printed nothing, exit code {code}")
     return text_of(output)
-
-
-def _read(child: "subprocess.Popen[bytes]", deadline: float, limit_s: float) -> bytes:
-    assert child.stdout is not None
-    chunks: List[bytes] = []
-    size = 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise Hung(f"not done within {limit_s:g} s")
-            chunk = os.read(child.stdout.fileno(), 1 << 16)
-            if not chunk:
-                return b"".join(chunks)
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MOST_BYTES:
-                raise ToolError(f"more than {MOST_BYTES >> 20} MB")
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """It, and what it started; one that closed its output may still be about to end."""
-    assert child.stdout is not None
-    child.stdout.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if child.poll() is None:
-            child.wait(0.1)
-    # The group lives while anybody in it does, also when its leader is gone.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_DIES_S)
 
 
 def question(

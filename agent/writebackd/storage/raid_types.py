@@ -10,7 +10,7 @@ from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 
 class ToolError(ValueError):
-    """A tool's output is not what it should be; the message says in what, without quoting it."""
+    """A tool's output is not what it should be; the message says in what, or what the tool said."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Volume:
     diskseq: Optional[int] = None  # of that disk then; None: older than Linux 5.15
     mode: Optional[CacheMode] = None
     works: Tuple[ArrayWork, ...] = ()
+    wwn: Optional[str] = None  # hexadecimal digits of its NAA identifier
+    unread: Tuple[str, ...] = ()  # states whose words are in no row of the tool's table
 
 
 def all_write_through(volumes: Sequence[Volume]) -> bool:
@@ -42,3 +44,5 @@ class Controller:
     works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
     volumes: Tuple[Volume, ...] = ()
     thresholds: Tuple[Threshold, ...] = ()
+    slot: Optional[int] = None  # PCI slot, of one that does not tell its address
+    unread: Tuple[str, ...] = ()  # as in Volume, or why the tool could not read it

@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Parses the JSON of Broadcom's storcli64 and Dell's perccli64."""
+"""Parses the JSON of Broadcom's storcli and storcli2, and Dell's perccli and perccli2."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from writebackd.formats import printable
+from writebackd.storage import tool_output as out
+from writebackd.storage import tool_table as table
 from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
-from writebackd.storage.tool_output import (
-    MOST_CONTROLLERS,
-    MOST_WORKS,
-    by_words,
-    moment,
-    name,
-    padded,
-    pci_address,
-    read_json,
-    rows,
-    share,
-    size_bytes,
-    under,
-    whole,
-    word,
-)  # fmt: skip
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # `nolog`: without it each run leaves storcli.log in the working directory.
@@ -31,197 +20,234 @@ COMMANDS = (
     ("/cALL/eALL/sALL", "show", "rebuild", "J", "nolog"),
     ("/cALL/vALL", "show", "cc", "J", "nolog"),
     ("/cALL", "show", "patrolread", "J", "nolog"),
+    # For storcli2 alone: the disk of each volume, which its numbers do not tell.
+    ("/cALL/vALL", "show", "all", "J", "nolog"),
 )
+# What is left out where the first command fails: 007.1508 knows no `nolog` behind a show, and
+# 7.3405 dies of `show all` with two generations of cards.
+RETRIES = (("nolog",), ("all",), ("all", "nolog"))
 
-# R or NR (read-ahead), then the write policy, then C or D (cached or direct reads).
-_POLICY = re.compile(r"(?:N?R)?(AWB|FWB|WB|WT)[CD]?")
-_MODES = {
+KEYS: table.Table = {
+    "address": ("basics/pci address", "hostinterface/pci address", "pci address"),
+    "model": ("basics/model", "basics/product name", "product name", "model"),
+    "size": ("hwcfg/current size of fw cache",), "learn": ("scheduled tasks/next battery learn",),
+    "pack": ("hwcfg/bbu", "hwcfg/energy pack"),
+    "battery bits": ("status/bbu status", "status/energy pack status"),
+}  # fmt: skip
+# Of a row of BBU_Info, Cachevault_Info or "Energy Pack Info", and of VD LIST.
+PACK_KEYS: table.Table = {"battery": ("state", "status"), "learn": ("next learn",)}
+VOLUME_KEYS: table.Table = {
+    "volume": ("dg/vd",), "mode": ("cache", "currentcache"),
+    "disk": ("os drive name",), "wwn": ("scsi naa id",),
+}  # fmt: skip
+TABLES = (KEYS, PACK_KEYS, VOLUME_KEYS)
+BATTERY: table.Words[Protection] = ((Protection.OK, ("optimal", "opt", "optl", "ok", "healthy")),
+                              *table.TROUBLE)  # fmt: skip
+MODES = {
     "WB": CacheMode.WRITE_BACK, "WT": CacheMode.WRITE_THROUGH,
     "AWB": CacheMode.ALWAYS_WRITE_BACK, "FWB": CacheMode.ALWAYS_WRITE_BACK,
 }  # fmt: skip
+# R, NR or Ra (read-ahead; adaptive), then the write policy, then C or D (cached or direct reads):
+# "RAWBD" is R and AWB. storcli2 has commas between them.
+_POLICY = re.compile(
+    r"(?:N?R|Ra)?(AWB|FWB|WB|WT)[CD]?|(?:(?:N?RA?|Ra),)?(AWB|FWB|WB|WT)(?:,[CD])?"
+)
 # Bits of the battery's status as the firmware gives it (MR_DCMD_BBU_GET_STATUS): pack missing;
-# voltage low, learn cycle failed or timed out, bus error, pack to be replaced; charging; a learn
-# cycle that runs. Not: hot, discharging, learn requested or due, capacity low, which firmware
-# tells of batteries that it relies on (4096 is usual).
-_MISSING, _CHARGING, _LEARNS = 1 << 0, 1 << 3, 1 << 6
-_BAD = 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10
-_NOT_KNOWN = 0xFF
-_STATES = (
-    (("missing", "absent", "not present", "not found"), Protection.ABSENT),
-    (("learn",), Protection.LEARNING),
-    (("charging",), Protection.CHARGING),
-    (("fail", "fld", "degraded", "dgd", "replace", "need", "low", "bad"), Protection.FAILED),
-    (("optimal", "opt", "ok", "healthy"), Protection.OK),
+# voltage low, learn cycle failed or timed out, bus error, pack to be replaced; a learn cycle that
+# runs; charging.
+_MISSING = 1 << 0
+_BITS = (
+    (1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10, Protection.FAILED),
+    (1 << 6, Protection.LEARNING), (1 << 3, Protection.CHARGING),
 )  # fmt: skip
+# Hot, discharging, learn requested, capacity low, learn due: firmware tells these of batteries that
+# it relies on (4096 is usual).
+_HARMLESS = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 11 | 1 << 12
+_NOT_KNOWN = 0xFF
+# A list of batteries, whatever a release calls it.
+_PACKS = re.compile("vault|_?info$|bbu|energy|pack")
+_NO_CONTROLLER = re.compile(r"\bno\b.*\bcontrollers?\b.*\bfound\b", re.IGNORECASE)
 _DRIVE = re.compile(r"/c([0-9]{1,3})(?:/e([0-9]{1,5}))?/s([0-9]{1,5})")
-_REBUILDS = ("rbld", "cpybck")  # state of a drive: it is being written anew
+_REBUILDS = {"rbld", "cpybck", "rebuild", "copyback"}  # of a drive that is being written anew
+_NO_DISK = table.Facts(VOLUME_KEYS, {})
 
-
-Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by volume; None is the whole controller
+Works = Dict[Optional[int], List[ArrayWork]]  # by volume; None is the whole controller
+Answer = Tuple[Optional[int], Any]  # number of the controller, its response data
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """From the output of COMMANDS; the later ones may be empty. Raises ToolError."""
-    shown, rebuilding, checking, patrolling = padded(outputs, COMMANDS)
-    rebuilds, checks = tuple(_rebuilds(rebuilding)), tuple(_checks(checking))
-    patrols = set(_patrols(patrolling))
-    found = []
-    for number, data in _answers(shown, must=True):
-        works = _works(
-            under(data),
-            {slot: done for own, slot, done in rebuilds if own == number},
-            [(volume, done) for own, volume, done in checks if own == number],
-            number in patrols,
-        )
-        found.append(_controller(under(data), works))
+    shown, *others = outputs or ("",)
+    answers, failures = _answers(out.read_json(shown, strict=False))
+    more: List[Answer] = []
+    for text in others:
+        # What is asked for in addition may fail as a whole.
+        with contextlib.suppress(ToolError):
+            more += _answers(out.read_json(text, strict=False))[0]
+    found = [
+        _controller(number, out.under(data), [each for of, each in more if of in (number, None)])
+        for number, data in answers
+    ]
+    if failures and not found:
+        raise ToolError(failures[0])
+    if failures:  # of some; the first of the others tells it
+        found[0] = replace(found[0], unread=(*found[0].unread, *failures))
     return tuple(found)
 
 
-def _answers(text: str, must: bool = False) -> Iterator[Tuple[Optional[int], Any]]:
-    """(number of the controller, its response data) of one command that succeeded.
-
-    What is asked for in addition (`must` is false) may fail as a whole.
-    """
-    try:
-        top = read_json(text)
-        if not isinstance(top, dict) or not isinstance(top.get("Controllers"), list):
-            raise ToolError("no list of controllers")
-    except ToolError:
-        if must:
-            raise
-        return
-    for each in rows(top["Controllers"], MOST_CONTROLLERS):
-        status = under(each, "Command Status")
-        # "Failure" also where there is no controller, which is no error.
-        if word(status, "Status") == "Success" and "Response Data" in each:
-            yield whole(word(status, "Controller")), each["Response Data"]
+def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
+    """What controllers said, and what others failed with. Raises ToolError."""
+    if not isinstance(top, dict) or not isinstance(top.get("Controllers"), list):
+        raise ToolError("no list of controllers")
+    found: List[Answer] = []
+    failures = []
+    for each in out.rows(top["Controllers"], out.MOST_CONTROLLERS):
+        status = out.under(each, "Command Status")
+        number, said = out.whole(out.word(status, "Controller")), out.word(status, "Status")
+        if said == "Success" and "Response Data" in each:
+            found.append((number, each["Response Data"]))
+        elif not _NO_CONTROLLER.search(out.word(status, "Description")):
+            told = f"{said or 'no status'}: {out.word(status, 'Description')}"
+            told = told if number is None else f"controller {number}: {told}"
+            failures.append(printable(told)[: out.MOST_NAME])
+    return found, failures
 
 
-def _controller(data: Dict[str, Any], works: Works) -> Controller:
-    basics, hardware = under(data, "Basics"), under(data, "HwCfg")
-    batteries = rows(data.get("BBU_Info")) + rows(data.get("Cachevault_Info"))
-    battery = batteries[0] if batteries else {}
-    # Both are there on some, and the controller's schedule is the one with a date in it.
-    learns = [
-        word(battery, "Next Learn"),
-        word(under(data, "Scheduled Tasks"), "Next Battery Learn"),
+def _flat(data: Dict[str, Any]) -> out.Keys:
+    """Texts and numbers by `key` or `section/key`."""
+    found: out.Keys = {}
+    for key, value in data.items():
+        inside = isinstance(value, dict)
+        for inner in value if inside else ("",):
+            said = out.word(value, inner) if inside else out.word(data, key)
+            found[out.key_of(f"{key}/{inner}" if inside else key)] = said
+    return found
+
+
+def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> Controller:
+    facts = table.Facts(KEYS, _flat(data))
+    packs = [
+        table.Facts(PACK_KEYS, _flat(row))
+        for key, listed in data.items() if _PACKS.search(key.lower()) for row in out.rows(listed)
     ]
-    capacity_bytes = size_bytes(word(hardware, "Current Size of FW Cache (MB)"), "M")
+    # Both are there on some, and the controller's schedule is the one with a date in it.
+    learns = [out.moment(each.text("learn")) for each in (*packs[:1], facts)]
+    capacity_bytes = out.size_bytes(facts.text("size"), "M")
+    works, disks = _works(number, data, more), dict(_disks(more))
     volumes = tuple(
-        Volume(number=number, mode=_mode(row), works=works.get(number, ()))
-        for row, _, number in _volumes(data)
-        if number is not None
+        _volume(row, volume, works.get(volume, ()), disks.get(volume, _NO_DISK))
+        for row, _, volume in _volumes(data)
+        if volume is not None
     )
+    needed = capacity_bytes != 0 and not all_write_through(volumes)
     return Controller(
-        pci=pci_address(word(basics, "PCI Address")),
-        model=name(basics.get("Model")),
+        pci=out.pci_address(facts.text("address")),
+        model=out.name(facts.text("model")),
         capacity_bytes=capacity_bytes,
-        protection=_protection(
-            under(data, "Status"), hardware, battery,
-            needed=capacity_bytes != 0 and not all_write_through(volumes),
-        ),
-        learn_s=next((at for at in map(moment, learns) if at is not None), None),
-        works=works.get(None, ()),
+        protection=_protection(facts, packs, needed),
+        learn_s=next((at for at in learns if at is not None), None),
+        works=tuple(works.get(None, ())),
         volumes=volumes,
-    )  # fmt: skip
+        unread=tuple(word for each in (facts, *packs) for word in each.unread),
+    )
 
 
 def _volumes(data: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any], str, Optional[int]]]:
     """(row, drive group, number) of each: of "DG/VD": "0/239" the latter is its SCSI target."""
-    for row in rows(data.get("VD LIST")):
-        group, _, number = word(row, "DG/VD").partition("/")
-        yield row, group, whole(number)
+    for row in out.rows(data.get("VD LIST")):
+        group, _, number = out.word(row, "DG/VD").partition("/")
+        yield row, group, out.whole(number)
 
 
-def _mode(row: Dict[str, Any]) -> Optional[CacheMode]:
-    found = _POLICY.fullmatch(word(row, "Cache"))
-    return _MODES[found.group(1)] if found else None
+def _volume(
+    row: Dict[str, Any], number: int, works: Sequence[ArrayWork], disk: table.Facts
+) -> Volume:
+    facts = table.Facts(VOLUME_KEYS, _flat(row))
+    said = facts.text("mode")
+    policy = _POLICY.fullmatch(said)
+    if policy is None and said:
+        facts.unknown("mode", said)
+    naa = re.fullmatch("(?:0x)?([0-9a-f]{16,32})", disk.text("wwn").lower())
+    return Volume(
+        number, out.disk_name(disk.text("disk")),
+        mode=MODES[policy.group(1) or policy.group(2)] if policy else None,
+        works=tuple(works), wwn=naa.group(1) if naa else None, unread=tuple(facts.unread),
+    )  # fmt: skip
 
 
 def _protection(
-    status: Dict[str, Any], hardware: Dict[str, Any], battery: Dict[str, Any], needed: bool
+    facts: table.Facts, packs: Sequence[table.Facts], needed: bool
 ) -> Optional[Protection]:
-    """By what the battery says of itself, or else the controller of it: the worse counts.
+    """By what the battery says of itself, and the controller of it: the worse counts.
 
     None is missed where none is `needed`: a controller without a cache is sold without a battery.
     """
-    absent = Protection.ABSENT if battery or needed else None
-    own = by_words(word(battery, "State"), _STATES)
-    if own is not None and own is not Protection.OK:
-        return own
-    if not battery and word(hardware, "BBU").lower() == "absent":
+    absent = Protection.ABSENT if packs or needed else None
+    own = [each.state("battery", BATTERY) for each in packs]
+    bad = [each for each in own if each not in (None, Protection.OK)]
+    pack = facts.text("pack").lower()
+    if bad:
+        return bad[0]
+    if not packs and pack == "absent":
         return absent
-    bits = whole(word(status, "BBU Status"))
-    if bits is None or bits == _NOT_KNOWN:
-        return own
-    if bits & _MISSING:
+    bits = out.whole(facts.text("battery bits"))
+    bits = None if bits == _NOT_KNOWN else bits
+    if bits is not None and bits & _MISSING:
         return absent
-    if bits & _BAD:
-        return Protection.FAILED
-    if bits & _LEARNS:
-        return Protection.LEARNING
-    return Protection.CHARGING if bits & _CHARGING else Protection.OK
+    by_bits = next((meant for mask, meant in _BITS if bits is not None and bits & mask), None)
+    if by_bits is not None:
+        return by_bits
+    if packs and all(each is Protection.OK for each in own):
+        return Protection.OK
+    # A battery that says nothing of itself, or of which there is no more than that it is there.
+    silent = all(each.is_told("battery") and not each.text("battery") for each in packs)
+    good = bits is not None and not bits & ~_HARMLESS
+    if bits is not None and not good:
+        facts.unknown("battery bits", str(bits))
+    return Protection.OK if good and silent and (packs or pack == "present") else None
 
 
-def _works(
-    data: Dict[str, Any],
-    rebuilt: Dict[str, Optional[float]],  # slot -> share done
-    checks: Sequence[Tuple[Optional[int], Optional[float]]],
-    patrol: bool,
-) -> Works:
+def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> Works:
     """What is done to each volume of one controller."""
-    found: Dict[Optional[int], List[ArrayWork]] = {}
-    drives = {word(row, "EID:Slt"): row for row in rows(data.get("PD LIST"))}
-    volumes: Dict[str, Set[Optional[int]]] = {}
-    for _, group, number in _volumes(data):
-        volumes.setdefault(group, set()).add(number)
-    busy = {slot for slot, row in drives.items() if word(row, "State").lower() in _REBUILDS}
-    shares: Dict[str, List[Optional[float]]] = {}
-    for slot in sorted(busy | rebuilt.keys()):
-        shares.setdefault(word(drives.get(slot, {}), "DG"), []).append(rebuilt.get(slot))
-    for group, parts in shares.items():
-        known = [each for each in parts if each is not None]
-        work = ArrayWork("rebuild", min(known) if known else None)
-        for volume in volumes.get(group, {None}):
-            found.setdefault(volume, []).append(work)
-    for volume, done in checks:
-        found.setdefault(volume, []).append(ArrayWork("check", done))
-    if patrol:
-        found.setdefault(None, []).append(ArrayWork("patrol"))
-    return {volume: tuple(works[:MOST_WORKS]) for volume, works in found.items()}
+    found: Works = {}
+    drives = {out.word(row, "EID:Slt"): row for row in out.rows(data.get("PD LIST"))}
+    rebuilt: Dict[str, Optional[float]] = {
+        slot: None
+        for slot, row in drives.items()
+        if {out.word(row, key).lower() for key in ("State", "Status")} & _REBUILDS
+    }
+    for answer in more:
+        under_way = out.rows(answer) + out.rows(out.under(answer).get("VD Operation Status"))
+        for row in under_way:
+            if out.word(row, "Status").lower() == "in progress":
+                done = out.share(f"{out.word(row, 'Progress%').rstrip('%')}%")
+                place = _DRIVE.fullmatch(out.word(row, "Drive-ID"))
+                slot = f"{place.group(2) or ''}:{place.group(3)}" if place else ""
+                if "VD" in row:
+                    volume = out.whole(out.word(row, "VD"))
+                    found.setdefault(volume, []).append(ArrayWork("check", done))
+                elif place is None or number in (int(place.group(1)), None):
+                    rebuilt[slot or out.word(row, "EID:Slt")] = done
+        for row in out.rows(out.under(answer).get("Controller Properties")):
+            state = out.word(row, "Value").lower()
+            if out.word(row, "Ctrl_Prop") == "PR Current State" and state.startswith("active"):
+                found.setdefault(None, []).append(ArrayWork("patrol"))
+    groups: Dict[str, List[Optional[float]]] = {}
+    for slot, done in rebuilt.items():
+        groups.setdefault(out.word(drives.get(slot, {}), "DG"), []).append(done)
+    for group, parts in groups.items():
+        work = ArrayWork("rebuild", min((each for each in parts if each is not None), default=None))
+        volumes = {volume for _, of, volume in _volumes(data) if of == group}
+        for volume in volumes or {None}:
+            found.setdefault(volume, []).insert(0, work)
+    return {volume: works[: out.MOST_WORKS] for volume, works in found.items()}
 
 
-def _rebuilds(text: str) -> Iterator[Tuple[Optional[int], str, Optional[float]]]:
-    """(controller, "enclosure:slot", share done) of the drives that are being rebuilt."""
-    for number, data in _answers(text):
-        for row in rows(data):
-            place = _DRIVE.fullmatch(word(row, "Drive-ID"))
-            if place and _in_progress(row):
-                own = int(place.group(1)) if number is None else number
-                yield own, f"{place.group(2) or ''}:{place.group(3)}", _progress(row)
-
-
-def _checks(text: str) -> Iterator[Tuple[Optional[int], Optional[int], Optional[float]]]:
-    """(controller, volume, share done)."""
-    for number, data in _answers(text):
-        listed = data if isinstance(data, list) else under(data).get("VD Operation Status")
-        for row in rows(listed):
-            if _in_progress(row):
-                yield number, whole(word(row, "VD")), _progress(row)
-
-
-def _in_progress(row: Dict[str, Any]) -> bool:
-    return word(row, "Status").lower() == "in progress"
-
-
-def _progress(row: Dict[str, Any]) -> Optional[float]:
-    return share(f"{word(row, 'Progress%').rstrip('%')}%")
-
-
-def _patrols(text: str) -> Iterator[Optional[int]]:
-    """Numbers of the controllers that read their disks through just now."""
-    for number, data in _answers(text):
-        for row in rows(under(data).get("Controller Properties")):
-            state = word(row, "Value").lower()
-            if word(row, "Ctrl_Prop") == "PR Current State" and state.startswith("active"):
-                yield number
+def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
+    """(volume, what the kernel calls it)."""
+    for answer in more:
+        for each in out.rows(out.under(answer).get("Virtual Drives")):
+            info = each.get("VD Info")
+            for row in out.rows(info if isinstance(info, list) else [info]):
+                properties = table.Facts(VOLUME_KEYS, _flat(out.under(each, "VD Properties")))
+                yield out.whole(out.word(row, "DG/VD").partition("/")[2]), properties

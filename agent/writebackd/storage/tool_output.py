@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parsing helpers for the text output of RAID tools, bounded and strict.
 
-Tools differ by version in case, in blanks and in what they leave out, so keys are compared
-without regard to case, and what is absent or strange is None.
+Tools differ by version in case, in blanks, in units behind a key and in what they leave out, so
+keys are compared without regard to these, and what is absent or strange is None.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
 from writebackd.storage.raid_types import ToolError
@@ -24,7 +24,7 @@ MOST_NAME = 120
 MOST_CACHE = 1 << 50  # bytes; what is larger was no size
 _DIGITS = 18  # of a number: int() takes time that grows with the square of them
 _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)(?![0-9.])\s*([A-Za-z]*)")
-_PERCENT = re.compile(r"(?<![0-9.])([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
+_PERCENT = re.compile(r"(?<![0-9.])([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(?:%|percent)")
 _PCI = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})", re.IGNORECASE
 )
@@ -35,18 +35,23 @@ _FORMS = (
 )  # fmt: skip
 # A colon in parentheses is none: "PCI Address (Domain:Bus:Device.Function): 0000:3B:00.0".
 _PAIR = re.compile(r"((?:[^:(]|\([^()]*\))*):(.*)", re.DOTALL)
+# Colours, and what a progress display leaves behind.
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
+# Escapes of JSON; a backslash that is none is a model's or a serial number's own, also one in
+# front of the quote that ends its line.
+_ESCAPE = re.compile(r'\\(?:(?!"\s*,?\s*$)["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.MULTILINE)
 
 Keys = Dict[str, str]  # of one part of an output, as `Line` has them
-T = TypeVar("T")
 
 
 class Line(NamedTuple):
     """`key: value` with its indentation; a line without a colon has no value."""
 
     indent: int
-    key: str  # in small letters, blanks as one
+    key: str  # as `key_of` has it
     value: Optional[str]
     text: str  # all of it
+    ruled: bool = False  # below a rule of dashes: the title of a part, if it has no value
 
 
 def text_of(data: bytes) -> str:
@@ -62,27 +67,34 @@ def text_of(data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
 
+def key_of(text: str) -> str:
+    """A key in small letters, blanks as one, without what is in parentheses: units, mostly."""
+    return " ".join(re.sub(r"\([^()]*\)", " ", text.lower()).split())
+
+
 def lines_of(text: str) -> Iterator[Line]:
     """The lines that are not empty, nor a rule of dashes."""
-    for raw in text.split("\n"):
+    ruled = False
+    for raw in _CONTROLS.sub("", text).replace("\r", "\n").split("\n"):
         stripped = raw[:MOST_LINE].strip()
         if not stripped.strip("-="):
+            ruled = ruled or bool(stripped)
             continue
         pair = _PAIR.fullmatch(stripped)
         key, value = (pair.group(1), pair.group(2).strip()) if pair else (stripped, None)
-        indent = len(raw) - len(raw.lstrip())
-        yield Line(indent, " ".join(key.lower().split()), value, stripped)
+        yield Line(len(raw) - len(raw.lstrip()), key_of(key), value, stripped, ruled)
+        ruled = False
+
+
+def complaint(text: str, otherwise: str) -> ToolError:
+    """An error with what a tool says where its answer should be; `otherwise` without any."""
+    said = next((line.text for line in lines_of(text) if line.key.startswith("error")), otherwise)
+    return ToolError(printable(said)[:MOST_NAME])
 
 
 def padded(outputs: Sequence[str], commands: Sequence[Sequence[str]]) -> List[str]:
     """An output for each command; of those that were not run it is empty."""
     return [*outputs, *[""] * len(commands)][: len(commands)]
-
-
-def by_words(text: str, table: Sequence[Tuple[Tuple[str, ...], T]]) -> Optional[T]:
-    """What the first row says of which a word is in the text, in any case of its letters."""
-    text = text.lower()
-    return next((said for words, said in table if any(word in text for word in words)), None)
 
 
 def whole(text: Optional[str]) -> Optional[int]:
@@ -121,15 +133,15 @@ def pci_address(text: Optional[str]) -> Optional[str]:
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}" if function < 8 else None
 
 
-def own_address(keys: Keys) -> Optional[str]:
-    """The address of the controller that says all this of itself."""
-    return next((pci_address(v) for k, v in keys.items() if k.startswith("pci address")), None)
-
-
 def disk_name(text: Optional[str]) -> Optional[str]:
-    """The kernel's name of `/dev/sda`, whatever follows; None for what is no disk."""
-    found = re.match(r"\s*/dev/([A-Za-z0-9_!-]{1,31})(?![A-Za-z0-9_!/-])", text or "")
-    return found.group(1) if found else None
+    """The kernel's name of `/dev/sda`, whatever follows; None for what is no disk.
+
+    A "/" in it (/dev/cciss/c0d0) is a "!" in sysfs.
+    """
+    found = re.match(
+        r"\s*/dev/((?:(?:cciss|ida|rd)/)?[A-Za-z0-9_!-]{1,31})(?![A-Za-z0-9_!/-])", text or ""
+    )
+    return found.group(1).replace("/", "!") if found else None
 
 
 def moment(text: Optional[str]) -> Optional[float]:
@@ -151,15 +163,26 @@ def name(text: Any) -> Optional[str]:
     return printable(text.strip()[:MOST_NAME]) or None if isinstance(text, str) else None
 
 
-def read_json(text: str) -> Any:
-    """JSON as tools print it. Raises ToolError.
+def read_json(text: str, strict: bool = True) -> Any:
+    """A document of JSON. Raises ToolError.
 
-    Of a key that comes twice with two values nothing is known.
+    Of a key that comes twice with two values nothing is known. Unless `strict`, as tools print it:
+    with text before and behind it, control characters, and backslashes that escape nothing.
     """
+    decoder = json.JSONDecoder(
+        parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict
+    )
     try:
-        return json.loads(
-            text, parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object
-        )
+        if strict:
+            return decoder.decode(text)
+        text = _CONTROLS.sub("", text)
+        begin = re.search(r"^\s*[{[]", text, re.MULTILINE)
+        text = text[begin.start() if begin else 0 :].lstrip()
+        try:
+            return decoder.raw_decode(text)[0]
+        except ValueError:
+            text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
+            return decoder.raw_decode(text)[0]
     except RecursionError:
         raise ToolError("nested too deep") from None
     except ValueError as error:  # its text quotes nothing of the document

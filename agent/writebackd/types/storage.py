@@ -84,3 +84,4 @@ class Backing:
     # For a cache of the kernel: its disk, and when it was read (CLOCK_BOOTTIME; every two seconds).
     disk: Optional[str] = None
     read_s: Optional[float] = None
+    unread: Tuple[str, ...] = ()  # what the tool said and nobody understands

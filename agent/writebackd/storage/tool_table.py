@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Tables of RAID tools: which key means which fact, which words mean which state.
+
+A firmware's new words are one more row. Words in no row mean nothing: they are kept and shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Dict, List, Optional, Pattern, Sequence, Tuple, TypeVar
+
+from writebackd.formats import printable
+from writebackd.storage import tool_output as out
+from writebackd.storage.raid_types import Controller, Volume
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
+
+T = TypeVar("T")
+# A fact, and the keys that tell it; the first that has a value counts.
+Table = Dict[str, Tuple[str, ...]]
+# A meaning, and the phrases that have it; the first row that has the phrase counts. A phrase is all
+# that is said, in small letters and without punctuation; "*" stands for any other words.
+Words = Sequence[Tuple[T, Tuple[str, ...]]]
+
+
+def anywhere(*phrases: str) -> Tuple[str, ...]:
+    """Phrases that count wherever they are said, unless there is a "not" in front."""
+    return tuple(f"* {phrase} *" for phrase in phrases)
+
+
+# What is wrong with a battery, as all vendors say it. "Degraded(Charging)" is charging, which it is
+# in every learn cycle; degraded for no such reason has to be replaced.
+TROUBLE: Words[Protection] = (
+    (Protection.ABSENT, ("none", "no battery", *anywhere(
+        "missing", "msng", "absent", "not present", "not installed", "not found", "not detected",
+        "not connected", "removed"))),
+    (Protection.FAILED, anywhere(
+        "failed", "failure", "fail", "fatal", "replace", "replacement", "error", "fault", "faulty",
+        "bad", "dead", "critical", "invalid", "defective", "expired", "end of life")),
+    (Protection.LEARNING, anywhere(
+        "learning", "learn", "relearn", "relearning", "testing", "calibrating", "calibration")),
+    (Protection.CHARGING, anywhere("charging", "recharging", "not fully charged")),
+    (Protection.FAILED, anywhere(
+        "degraded", "dgd", "fld", "needs attention", "need attention", "low", "weak", "weakbat",
+        "not ready", "not optimal", "not operational", "non operational", "inoperable")),
+)  # fmt: skip
+
+
+class Facts:
+    """What one part of an output says, by the tool's table; `unread` are words in no row."""
+
+    def __init__(self, table: Table, keys: out.Keys) -> None:
+        self._table, self._keys = table, keys
+        self.unread: List[str] = []
+
+    def text(self, fact: str) -> str:
+        """Empty where it is not told."""
+        said = (self._keys.get(key, "").strip() for key in self._table[fact])
+        return next(filter(None, said), "")
+
+    def is_told(self, fact: str) -> bool:
+        """Also where it is empty."""
+        return any(key in self._keys for key in self._table[fact])
+
+    def state(self, fact: str, words: Words[T]) -> Optional[T]:
+        """What the fact's words mean; None where they are unknown, or it is not told."""
+        said = self.text(fact)
+        found = meaning(said, words)
+        if found is None and said:
+            self.unknown(fact, said)
+        return found
+
+    def unknown(self, fact: str, said: str) -> None:
+        """Keep words that nothing is known of."""
+        if len(self.unread) < out.MOST_WORKS:
+            self.unread.append(printable(f'{fact} "{said}"')[:out.MOST_NAME])
+
+
+def meaning(text: str, words: Words[T]) -> Optional[T]:
+    """What the first row says that has what is said."""
+    said = " ".join(re.findall("[a-z0-9%]+", text.lower()))
+    return next(
+        (found for found, phrases in words
+         if any(_pattern(phrase).fullmatch(said) for phrase in phrases)), None
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=None)
+def _pattern(phrase: str) -> Pattern[str]:
+    before = r"(?:.*(?<!\bnot)(?<!\bno)(?<!\bnon) )?" if phrase.startswith("* ") else ""
+    behind = "(?: .*)?" if phrase.endswith(" *") else ""
+    return re.compile(before + re.escape(phrase.strip("* ")) + behind)
+
+
+# The cache as the controllers of Microchip's firmware have it, by ssacli or arcconf: on as a whole,
+# on for a volume, with a share for writes, and with or without a battery.
+_SWITCH: Words[bool] = (
+    (True, ("ok", "enabled", "on", "true", "controller cache")),
+    # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
+    (False, ("off", "false", "none", "disabled", "* disabled", "disabled *", "smart path *",
+             "ssd smart path *", "io bypass *", "i o bypass *", "ssd i o bypass *")),
+)  # fmt: skip
+
+
+def switched_controller(
+    own: Facts, battery: Facts, words: Words[Protection], model: str, unit: str,
+    write_share: Optional[float], volumes: Tuple[Volume, ...], works: Tuple[ArrayWork, ...] = (),
+) -> Controller:
+    """A controller that tells its cache so; a size without a unit is in `unit`."""
+    size, pci = out.size_bytes(own.text("size"), unit), out.pci_address(own.text("address"))
+    protection = battery.state("battery", words)
+    if not battery.text("battery") and battery.text("batteries") == "0":
+        protection = Protection.ABSENT
+    return Controller(
+        pci=pci,
+        model=out.name(model),
+        capacity_bytes=None if size is None or write_share is None else int(size * write_share),
+        protection=protection,
+        works=works,
+        volumes=volumes,
+        slot=None if pci else out.whole(own.text("slot")),
+        unread=tuple(dict.fromkeys(own.unread + battery.unread)),
+    )
+
+
+def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Optional[CacheMode]:
+    """What the cache does for a volume now."""
+    switches = [volume.state(fact, _SWITCH) for fact in ("caching", "method")]
+    if own.text("cache board").lower() == "false" or write_share == 0 or False in switches:
+        return CacheMode.WRITE_THROUGH
+    cache = own.state("cache status", _SWITCH)
+    if cache is False:
+        return CacheMode.WRITE_THROUGH
+    if cache is None or True not in switches or volume.unread:
+        return None
+    always = own.state("without battery", _SWITCH)
+    return CacheMode.ALWAYS_WRITE_BACK if always else CacheMode.WRITE_BACK

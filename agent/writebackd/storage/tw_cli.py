@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Parses the output of 3ware's (AMCC's, LSI's) tw_cli."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, List, Sequence, Tuple
+
+from writebackd.storage import tool_output as out
+from writebackd.storage import tool_table as table
+from writebackd.storage.raid_types import Controller, Volume
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
+
+# The second of each controller that the first lists; it does not name the controller.
+COMMANDS = (("info",), ("/c{number}", "show", "unitstatus"))
+
+KEYS: table.Table = {
+    "controller": ("ctl",), "model": ("model",), "battery": ("bbu",), "volume": ("unit",),
+    "mode": ("cache",), "work": ("status",), "rebuilt": ("%rcmpl",), "done": ("%v/i/m",),
+}  # fmt: skip
+BATTERY: table.Words[Protection] = (
+    (Protection.OK, ("ok",)), *table.TROUBLE,
+)  # fmt: skip
+# The read cache is R, with i (intelligent) or b (basic), the write cache W.
+MODES: table.Words[CacheMode] = (
+    (CacheMode.WRITE_BACK, ("on", "w", "riw", "rbw", "rw")),
+    (CacheMode.WRITE_THROUGH, ("off", "ri", "rb", "r")),
+)
+WORK: table.Words[str] = (
+    ("rebuild", ("rebuilding",)), ("check", ("verifying",)),
+    ("initialisation", ("initializing",)), ("migration", ("migrating",)),
+)  # fmt: skip
+
+
+def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
+    """From the output of COMMANDS: the list, then each controller's units. Raises ToolError."""
+    found: List[table.Facts] = []
+    units: Dict[int, List[table.Facts]] = {}
+    for number, text in enumerate(outputs):
+        for row in _rows(text):
+            facts = table.Facts(KEYS, row)
+            if re.fullmatch(r"c[0-9]{1,3}", facts.text("controller")):
+                found.append(facts)
+            elif re.fullmatch(r"u[0-9]{1,3}", facts.text("volume")):
+                units.setdefault(max(0, number - 1), []).append(facts)
+    if not found and not any("ctl " in text.lower() for text in outputs):
+        raise out.complaint("\n".join(outputs), "no list of controllers in it")
+    return tuple(
+        _controller(each, units.get(number, ()))
+        for number, each in enumerate(found[: out.MOST_CONTROLLERS])
+    )
+
+
+def more(listed: str) -> List[Tuple[str, ...]]:
+    """The commands for the units of each controller in a list."""
+    found = (re.match(r"c([0-9]{1,3}) ", line.text) for line in out.lines_of(listed))
+    numbers = [each.group(1) for each in found if each][: out.MOST_CONTROLLERS]
+    return [tuple(word.format(number=each) for word in COMMANDS[1]) for each in numbers]
+
+
+def _rows(text: str) -> Iterator[out.Keys]:
+    """The rows of tables; one whose columns are not those of the heading says nothing."""
+    heading: List[str] = []
+    for line in out.lines_of(text):
+        cells = line.text.split()
+        if cells[0].lower() in ("ctl", "unit", "vport", "port", "name", "encl"):
+            heading = [each.lower() for each in cells]
+        elif len(cells) == len(heading):
+            yield dict(zip(heading, cells))
+
+
+def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
+    # "-" is a card without a battery; to table.meaning() it is nothing.
+    none = facts.text("battery") == "-"
+    return Controller(
+        model=out.name(facts.text("model")),
+        protection=Protection.ABSENT if none else facts.state("battery", BATTERY),
+        volumes=tuple(_volume(each) for each in units[: out.MOST_VOLUMES]),
+        unread=tuple(facts.unread),
+    )
+
+
+def _volume(facts: table.Facts) -> Volume:
+    kind = table.meaning(facts.text("work"), WORK)
+    shares = (out.share(facts.text(each)) for each in ("rebuilt", "done"))
+    done = next((each for each in shares if each is not None), None)
+    return Volume(
+        int(facts.text("volume")[1:]), mode=facts.state("mode", MODES),
+        works=(ArrayWork(kind, done),) if kind else (), unread=tuple(facts.unread),
+    )  # fmt: skip
