@@ -35,15 +35,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory_lock import collect_seldom
 from writebackd.kernel.signals import Signals
-from writebackd.paths import (
-    HISTORY,
-    LEARNED,
-    LEDGER,
-    METRICS,
-    ORDERS,
-    SAMPLES,
-    SOCKET,
-)
+from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, ORDERS, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
 from writebackd.report.control_server import ControlServer

@@ -33,6 +33,7 @@ from writebackd.actuate.ledger_restore import (
     value_of,
 )
 from writebackd.actuate.lever_writer import Levers
+from writebackd.actuate.limit_writes import action, failed, holds, order
 from writebackd.actuate.outcome import explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
@@ -47,7 +48,6 @@ from writebackd.kernel.vm import (
     write_lever,
 )
 from writebackd.types.levers import Action, ForeignWrite, Setting, VmLimits
-from writebackd.types.samples import VmState
 
 # Seconds to wait at exit for restores in children; systemd allows 15 s.
 _EXIT_WAIT_S = 6.0
@@ -184,9 +184,9 @@ class Actuator:
             self._permit()
             state = read_state(self._files)
         except (OSError, ValueError) as error:
-            return _failed(PAIRS, wanted, None, explain(error))
+            return failed(PAIRS, wanted, None, explain(error))
         limits = state.limits
-        todo = [pair for pair in _order(wanted, state) if not _holds(limits, pair, wanted)]
+        todo = [pair for pair in order(wanted, state) if not holds(limits, pair, wanted)]
         if not todo and len(self._ours) == len(PAIRS):
             problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
             if not problem:
@@ -194,12 +194,12 @@ class Actuator:
                 return ()
             # The same text each time, so that log and history have it once.
             self.not_in_force = self.not_in_force or problem
-            return _failed(PAIRS, wanted, limits, self.not_in_force)
+            return failed(PAIRS, wanted, limits, self.not_in_force)
         strangers = self.foreign(limits)
         if strangers:
             # Written since this tick's sample: the next one shows it, and we yield.
             what = f"another process set {strangers[0].lever}={strangers[0].value}; not restored"
-            return _failed(todo or PAIRS, wanted, limits, what)
+            return failed(todo or PAIRS, wanted, limits, what)
         for pair in PAIRS:
             if pair not in self._ours:
                 self._set_original(pair, pair.value(limits))
@@ -208,7 +208,7 @@ class Actuator:
             self._save(wanted)
         except OSError as error:
             what = f"nothing written, cannot write {error.filename}: {error.strerror}"
-            return _failed(todo or PAIRS, wanted, limits, what)
+            return failed(todo or PAIRS, wanted, limits, what)
         return self._write(todo, wanted, limits)
 
     def _write(
@@ -222,11 +222,11 @@ class Actuator:
                 # The watcher restores, so do not set `before` back; but remember for
                 # `restore` what was written before the loss.
                 self._ours.update((done, (wanted[done], 0)) for done in todo[:index])
-                return _failed(todo, wanted, before, explain(error))
+                return failed(todo, wanted, before, explain(error))
             except OSError as error:
                 what = f"{pair.bytes_lever}: {explain(error)}"
                 undone = self._roll_back(todo[: index + 1], wanted, before)
-                return _failed(todo, wanted, before, what + undone)
+                return failed(todo, wanted, before, what + undone)
         self._ours = {pair: (wanted[pair], 0) for pair in PAIRS}
         try:
             state = read_state(self._files)
@@ -235,8 +235,8 @@ class Actuator:
             problem = f"cannot read it back: {explain(error)}"
         self.not_in_force = problem
         if problem:
-            return _failed(todo, wanted, before, problem)
-        return tuple(_action(pair, wanted, before) for pair in todo)
+            return failed(todo, wanted, before, problem)
+        return tuple(action(pair, wanted, before) for pair in todo)
 
     def _roll_back(self, pairs: List[Pair], wanted: Mapping[Pair, int], before: VmLimits) -> str:
         """Undo a write that failed half-way; returns what to add to its error.
@@ -398,7 +398,7 @@ class Actuator:
             except (OSError, ValueError):
                 before = self.originals
         return tuple(
-            _action(pair, wanted, before) for pair in PAIRS if not _holds(before, pair, wanted)
+            action(pair, wanted, before) for pair in PAIRS if not holds(before, pair, wanted)
         )
 
     def _set_original(self, pair: Pair, value: PairValue) -> None:
@@ -436,32 +436,3 @@ class Actuator:
             levers=self.levers.entries,
             earlier=self._earlier,
         )
-
-
-def _holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:
-    return pair.value(limits) == (wanted[pair], 0)
-
-
-def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
-    """The order of writes: a lower background limit first, so that the flusher starts before
-    writers are throttled; a higher limit first, to release writers."""
-    if wanted[LIMIT] < state.threshold_bytes:
-        return BACKGROUND, LIMIT
-    return LIMIT, BACKGROUND
-
-
-def _action(
-    pair: Pair, wanted: Mapping[Pair, int], before: Optional[VmLimits], error: Optional[str] = None
-) -> Action:
-    """The write of one bytes file; `old` names the ratio if that was in force."""
-    old = "unknown"
-    if before is not None:
-        value = pair.value(before)
-        old = str(value[0]) if value[0] else pair.describe(value)
-    return Action(pair.bytes_lever, old, str(wanted[pair]), ok=error is None, error=error)
-
-
-def _failed(
-    pairs: Sequence[Pair], wanted: Mapping[Pair, int], before: Optional[VmLimits], error: str
-) -> Tuple[Action, ...]:
-    return tuple(_action(pair, wanted, before, error) for pair in pairs)
