@@ -69,6 +69,10 @@ def main() -> int:
         (wheel,) = out.glob("*.whl")
         compiler = (source / "build" / "bpf" / "config").read_text().strip()
         (out / f"{wheel.stem}.cdx.json").write_text(sbom.cyclonedx(wheel, compiler, epoch))
+        recipe, digest = tree / "packaging" / "PKGBUILD", hashlib.sha256(sdist.read_bytes())
+        text = recipe.read_text().replace("(SKIP)", f"('{digest.hexdigest()}')")
+        (out / recipe.name).write_text(text)
+        shutil.copy(tree / "packaging" / "writebackd.install", out)
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
                 for path in sorted(out.iterdir())]  # fmt: skip
         (out / SUMS).write_text("".join(sums))

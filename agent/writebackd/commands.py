@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Uni
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.host_lock import first_found
+from writebackd.actuate.first_found import first_found
 from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import released
 from writebackd.estimate.learned import forgotten
@@ -73,7 +73,7 @@ class SetMode:
         return f"{self.mode.value} was asked for" if self.by_verb else None
 
     def applied(self, memory: Memory) -> Memory:
-        return replace(released(memory), mode=self.mode, yielded=None, intrusions=())
+        return replace(released(memory), mode=self.mode, yielded=None, intrusions=(), retry=None)
 
     def event(self, wall_s: float) -> Event:
         return Event(wall_s, "mode", text=self.mode.value)

@@ -35,14 +35,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory_lock import collect_seldom
 from writebackd.kernel.signals import Signals
-from writebackd.paths import (
-    HISTORY,
-    LEARNED,
-    LEDGER,
-    METRICS,
-    SAMPLES,
-    SOCKET,
-)
+from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, ORDERS, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
 from writebackd.report.control_server import ControlServer
@@ -53,11 +46,10 @@ from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics_server import Exposition, MetricsServer, open_servers
 from writebackd.report.recorder import Recorder
 from writebackd.report.snapshot import Snapshot, in_mode
-from writebackd.runtime_state import RuntimeState
+from writebackd.runtime_state import OrdersFile
 from writebackd.tick_report import Publisher, TickReport
 from writebackd.trial.controller import TrialController
 from writebackd.trial.trial_run import End
-from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
@@ -91,7 +83,7 @@ class Daemon:
 
     def __init__(
         self, options: Options, load: Callable[[], Policy],
-        on_tick: Callable[[Snapshot], None] = lambda snapshot: None,
+        on_tick: Callable[[Optional[Snapshot]], None] = lambda snapshot: None,
         files: Optional[KernelFiles] = None,
     ) -> None:
         """`load` reads the policy, again on SIGHUP.
@@ -108,7 +100,9 @@ class Daemon:
             self._host_lock.close()
             raise
 
-    def _make_parts(self, options: Options, on_tick: Callable[[Snapshot], None]) -> None:
+    def _make_parts(
+        self, options: Options, on_tick: Callable[[Optional[Snapshot]], None]
+    ) -> None:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
@@ -124,8 +118,9 @@ class Daemon:
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit,
             self._host_lock.keep_first,
         )
-        self.state = RuntimeState(
-            Memory(mode=options.mode or Mode(self.policy.mode)),
+        self._orders = OrdersFile(options.runtime_dir / ORDERS, self._files)
+        self.state = self._orders.saved.state(
+            options.mode or Mode(self.policy.mode),
             # Where procfs was asked for, that fsync cannot be seen is no news.
             AlertMemory(sighted=self._monitor.backend != "procfs"),
         )
@@ -251,6 +246,7 @@ class Daemon:
         before = self.state.memory
         estimates, memory = estimate(policy, before, sample)
         decision, self.state.memory = decide(policy, memory, sample, estimates)
+        self._orders.save(self.state)
         self._hurry = decision.hurry
         if self._tape is not None:
             self._tape.record(policy, before, sample, decision, self.state.memory)
@@ -390,7 +386,7 @@ class Daemon:
         self.state.memory = rebounded(self.state.memory)
         # The verb beats the command line, which beats the policy.
         mode = Mode(policy.mode)
-        from_policy = self._options.mode is None and not self.state.mode_by_verb
+        from_policy = self._options.mode is None and self.state.mode_by_verb is None
         if from_policy and mode is not self.state.memory.mode:
             self.apply(SetMode(mode, by_verb=False))
         if not self.state.trial_just_ended:
@@ -413,7 +409,8 @@ class Daemon:
             actions = self._executor.switch(command.mode)
         state.memory = command.applied(state.memory)
         if isinstance(command, SetMode):
-            state.mode_by_verb |= command.by_verb
+            if command.by_verb:
+                state.mode_by_verb = command.mode
             self._executor.set_dry_run(command.mode, state.off is not None)
             if state.snapshot is not None:
                 state.snapshot = in_mode(state.snapshot, state.memory)
@@ -422,6 +419,7 @@ class Daemon:
             state.alerts = replace(state.alerts, health=watches)
             self._keeper.keep(state.memory, wall_s)
         note_order(state, command, wall_s)
+        self._orders.save(state)
         self._history.record(command.event(wall_s))
         return actions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.conflicting_tools import ConflictMonitor, find_conflicting_tools
@@ -152,7 +153,13 @@ class HostMonitor:
         # reading the probe.
         seen = (self._earlier_writers, self.sampler.writers)
         own = (os.getpid(), watcher_pid)
-        writers = name_writers(foreign, seen, own, self.sampler.locate)
+        writers = tuple(
+            replace(write, place=next((
+                tool.where for tool in self.rivals.found or ()
+                if tool.kind == "boot" and tool.setting == f"vm.{write.lever}={write.value}"
+            ), None))
+            for write in name_writers(foreign, seen, own, self.sampler.locate)
+        )
         self.rivals.look()  # whoever did it may have been installed just now
         return writers
 

@@ -25,6 +25,7 @@ LOCK = "lock"  # flock()ed by the daemon as long as it lives
 LEASE = "lease"  # written by the daemon; flock()ed by whoever restores
 OFF = "off"  # the kill switch
 WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
+ORDERS = "orders.json"  # of verbs, and a yield: what a restart does not end
 TAKEN = "class"  # name of the policy that was last taken without being named; gone with the boot
 # In RUNTIME_DIR whatever --runtime-dir says, for they belong to the host:
 HOST_LOCK = "host.lock"  # flock()ed by the daemon as long as it lives

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Tuple
 
+from writebackd.actuate.ledger import boot_id, is_other_boot, load_json, save_json
 from writebackd.alerts.detector_memory import AlertMemory
+from writebackd.kernel.files import KernelFiles
+from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.totals import Totals
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, Retry
 from writebackd.types.decision import Mode
-from writebackd.types.levers import Action
+from writebackd.types.levers import Action, Intrusion
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,9 +33,71 @@ class RuntimeState:
     off: Optional[Path] = None  # the kill-switch file that is there
     pinned: Optional[Pinned] = None
     draining: Optional[Draining] = None
-    mode_by_verb: bool = False  # which a policy that is read again does not overrule
+    mode_by_verb: Optional[Mode] = None  # which neither a policy nor a restart overrules
     mode_after_trial: Mode = Mode.ENFORCE  # of the trial that is on, or was the last
     trial_just_ended: bool = False  # its limit still stands, and is never kept on exit
 
     def count_writes(self, actions: Tuple[Action, ...]) -> None:
         self.totals = self.totals.acted(actions)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What ends with a verb or the boot, and not with a restart."""
+
+    mode: Optional[Mode] = None
+    pin_bytes: Optional[int] = None
+    pinned: Optional[Tuple[int, float, Optional[float]]] = None  # as Pinned
+    yielded: Optional[str] = None
+    intrusions: Tuple[Intrusion, ...] = ()
+    retry: Optional[Retry] = None
+    retried_s: Tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, state: RuntimeState) -> Orders:
+        memory, pinned = state.memory, state.pinned
+        return cls(
+            state.mode_by_verb, memory.pin_bytes if pinned else None,
+            pinned and (pinned.uid, pinned.wall_s, pinned.until_s),
+            memory.yielded, memory.intrusions, memory.retry, memory.retried_s,
+        )
+
+    def state(self, mode: Mode, alerts: AlertMemory) -> RuntimeState:
+        """The state of a daemon that starts; `mode` is that of its options."""
+        memory = Memory(
+            mode=self.mode or mode, pin_bytes=self.pin_bytes, yielded=self.yielded,
+            intrusions=self.intrusions, retry=self.retry, retried_s=self.retried_s,
+        )
+        pinned = Pinned(*self.pinned) if self.pinned else None
+        return RuntimeState(memory, alerts, pinned=pinned, mode_by_verb=self.mode)
+
+
+class OrdersFile:
+    """Orders in the runtime directory; `saved` are those in the file."""
+
+    def __init__(self, path: Path, files: KernelFiles) -> None:
+        """Read the file: none of another boot, and none that is damaged, which is logged."""
+        self._path, self._files = path, files
+        self._failed = False
+        self.saved = Orders()
+        try:
+            body = load_json(path)
+            if body is not None and not is_other_boot(files, body["boot_id"]):
+                self.saved = unpack(Orders, body["orders"], Interned())
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            log.warning("%s: not used, modes and pins from before are lost: %s", path, error)
+
+    def save(self, state: RuntimeState) -> None:
+        """Save the orders if they changed; a failure is logged once."""
+        now = Orders.of(state)
+        if now == self.saved:
+            return
+        body = {"boot_id": boot_id(self._files), "orders": pack(now, Interned())}
+        try:
+            save_json(self._path, body)
+        except OSError as error:
+            if not self._failed:
+                log.error("%s: a restart will not know mode, yield and pin: %s", self._path, error)
+            self._failed = True
+        else:
+            self.saved, self._failed = now, False

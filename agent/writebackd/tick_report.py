@@ -45,7 +45,8 @@ class Publisher:
     """To history, alert routes, textfile and log: each has its thread, which drops and counts."""
 
     def __init__(
-        self, history: History, routing: Routing, on_tick: Callable[[Snapshot], None]
+        self, history: History, routing: Routing,
+        on_tick: Callable[[Optional[Snapshot]], None],
     ) -> None:
         self.routes = Routes(routing)
         self.on_tick = on_tick
@@ -180,6 +181,7 @@ class TickReport:
             shown = replace(shown, alerts=alerts) if shown is not None else None
             self.publisher.alerts(alerts, state.alerts.standing, time.time())
         if shown is None:
+            self.publisher.on_tick(None)
             return
         vm = sample.vm if sample is not None else shown.sample.vm
         self._show(replace(

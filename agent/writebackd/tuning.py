@@ -162,6 +162,11 @@ SHARE_HALF_S = 3.0
 SHARE_LEAST = 0.1
 # Share of free memory plus page cache: the largest limit ever set.  The default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
+# Seconds, and number in an hour.  Yields to the original limits, when systemd-sysctl or sysctl(8)
+# applied settings of the boot again, end after a minute: an upgrade's triggers follow each other
+# within seconds.  Who applies them more often than that keeps the daemon away.
+REAPPLIED_S = 60.0
+REAPPLIED_MOST = 3
 # Share of the goal.  A smaller change is ignored: the estimates are no more exact, and every write
 # to the limits disturbs the kernel's own pacing.
 DEADBAND = 0.1

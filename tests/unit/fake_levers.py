@@ -199,7 +199,8 @@ class FakeLevers(FakeVm):
             return Ended(0, "", "")
         self.commands.append(argv)
         assert self.units is not None
-        verb, unit = argv[1], argv[-1] if argv[1] == "show" else argv[3]
+        # A user may call a unit -H; systemctl would take it for an option.
+        verb, unit = argv[1], argv[argv.index("--") + 1]
         if unit not in self.units and verb == "show":
             return Ended(0, "", "")
         if unit not in self.units:

@@ -18,7 +18,6 @@ from fake_host import FakeHost, FakeProbe
 from writebackd.kernel import bpf_layout, map_readers
 from writebackd.kernel.cgroup_index import (
     BULK,
-    MOST_LEVELS,
     MOST_PATHS,
     MOST_SMALL,
     MOST_WATCHED,
@@ -90,7 +89,7 @@ def test_a_path_is_told_by_a_process_and_kept_when_it_has_gone(tree: Tree) -> No
 
 def test_a_path_that_is_very_deep_is_not_told(tree: Tree) -> None:
     """A tick looks at each level of some: of eight users' paths with 1900 it took 10 s."""
-    deepest = "/a" * MOST_LEVELS
+    deepest = "/a" * 32
     assert tree.cgroups.path(tree.process(42, deepest), 42) == deepest
     assert tree.cgroups.path(tree.process(43, deepest + "/a"), 43) is None
 

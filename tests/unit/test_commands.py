@@ -68,7 +68,7 @@ def test_a_pin_ends_when_its_time_is_over(rig: Rig, tmp_path: Path) -> None:
     rig.tick(10)
     pin = rig.status()["pin"]
     assert pin["left_s"] == 591.0 and rig.host.limits.dirty_bytes == 16 << 20
-    assert ", 9m51s left)" in render_status(rig.status(), 160)
+    assert ", 9m51s left; `writebackctl release` ends it)" in render_status(rig.status(), 160)
     rig.tick(590)
     assert rig.status()["pin_bytes"] == 16 << 20
     rig.tick(2)

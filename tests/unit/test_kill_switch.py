@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,15 @@ def test_a_directory_that_is_none_holds_no_file(tmp_path: Path) -> None:
     switch = KillSwitch(tmp_path / "off", tmp_path / "plain/off")
     assert switch.file() is None
     switch.close()
+
+
+def test_a_file_on_the_disk_is_seen_within_seconds(tmp_path: Path) -> None:
+    switch = KillSwitch(tmp_path / "run-off", tmp_path / "etc-off")
+    try:
+        (tmp_path / "etc-off").touch()
+        until = time.monotonic() + 3.0
+        while switch.file() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert switch.file() == tmp_path / "etc-off"
+    finally:
+        switch.close()

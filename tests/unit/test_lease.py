@@ -14,7 +14,7 @@ from typing import Callable, Iterator, List, Optional
 
 import pytest
 
-from fake_levers import FakeLevers
+from fake_levers import FakeJob, FakeLevers
 from fake_vm import DEFAULT, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
 from writebackd.actuate import child_jobs, lease, ledger_restore, watcher
@@ -23,6 +23,7 @@ from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import open_private, take_lock
 from writebackd.actuate.watcher import BEAT_S, Watcher, take_watch
 from writebackd.cli.restore import is_watched, restart_follows
+from writebackd.kernel.child_process import Work
 from writebackd.paths import LEASE, LEDGER, WATCH
 from writebackd.types.levers import LeverKind, Setting
 
@@ -141,7 +142,9 @@ def test_nothing_is_written_in_the_last_part_of_a_lease(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 0.95 * LENGTH_S)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.89 * LENGTH_S)
+    host.lease.permit()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.91 * LENGTH_S)
     with pytest.raises(LeaseLost, match="about to expire"):
         host.lease.permit()
     # Run out, but nobody restored: it goes on, and nothing jumps.
@@ -311,11 +314,18 @@ def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
     files.jobs.clear()
     files.stalled = True
     host.die()
+    limits_s: List[float] = []
+
+    def job(work: Work, limit_s: float) -> FakeJob:
+        limits_s.append(limit_s)
+        return files.job(work, limit_s)
+
+    monkeypatch.setattr(child_jobs, "Job", job)
     host.run_out()
     for number in range(40):
         host.watcher.look(time.monotonic() + LENGTH_S + 10.0 * number)
     assert files.limits == DEFAULT and host.ledger.exists()
-    assert len(files.jobs) == 1
+    assert len(files.jobs) == 1 and limits_s == [5.0]
     # Late, and given up: it may still write.
     files.jobs[0].overdue = True
     for number in range(40, 80):

@@ -81,7 +81,7 @@ def test_systemd_is_asked_in_its_own_spelling_of_the_disk(
     setting = Setting(LeverKind.PACE, UNIT, devno, 5)
     assert [action.ok for action in settle(actuator, setting)] == [True]
     assert systemd.commands[-1] == (
-        "systemctl", "set-property", "--runtime", "dump.service",
+        "systemctl", "set-property", "--runtime", "--", "dump.service",
         f"IOWriteBandwidthMax={tmp_path} 5",
     )
     lines = systemd.cgroups[UNIT][devno]

@@ -512,6 +512,18 @@ def test_what_a_user_starts_tells_nothing_of_the_host(
     assert read_facts(Processes(hostile)) == read_facts(Processes(HOSTS_OWN))
 
 
+@pytest.mark.parametrize("cgroup", [
+    f"/system.slice/docker-{HEX}.scope", f"/docker/{HEX}", "/lxc.payload.db/init.scope",
+    f"/machine.slice/libpod-{HEX}.scope", "/lxc/101/ns",
+    f"/kubepods.slice/kubepods-burstable.slice/cri-containerd-{HEX}.scope",
+])  # fmt: skip
+def test_what_root_starts_in_a_container_tells_nothing_of_the_host(cgroup: str) -> None:
+    inside = {**HOSTS_OWN, "900": process("postgres", f"0::{cgroup}\n")}
+    assert read_facts(Processes(inside)).processes == read_facts(Processes(HOSTS_OWN)).processes
+    outside = {**HOSTS_OWN, "900": process("postgres", "0::/system.slice/postgresql.service\n")}
+    assert "postgres" in (read_facts(Processes(outside)).processes or ())
+
+
 @given(st.dictionaries(st.sampled_from(["processes", "units"]), st.lists(name)))
 def test_hostile_names_are_judged_without_an_error(names: Dict[str, List[str]]) -> None:
     found = {each: tuple(sorted(some)) for each, some in names.items()}

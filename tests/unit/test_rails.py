@@ -21,6 +21,7 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from fake_levers import FakeLevers
+from lever_cases import bdi_settings
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
@@ -225,6 +226,25 @@ def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
     files.before_write = look
     actuator.apply_settings((FLUSH,))
     assert files.flush["dirty_writeback_centisecs"] == 100
+
+
+def a_device_is_known_before_the_first_write(bench: Bench) -> None:
+    """Also before the self-test, which writes to the device's files as well."""
+    files, path = FakeLevers(), bench.tmp / "devices.json"
+    actuator = Actuator(files, path, "restore")
+    actuator.start()
+    found, written = files.state(), []
+
+    def look(lever: str) -> None:
+        ledger = load(path)
+        assert ledger is not None and ledger.levers, lever
+        originals = {(each.target, each.name): each.original for each in ledger.levers}
+        assert originals.get(("8:0", "max_bytes")) is not None, lever
+        written.append(lever)
+
+    files.before_write = look
+    actuator.apply_settings(bdi_settings(8 << 20, 4 << 20))
+    assert len(written) > 2 and files.state() != found, "the check itself does not work"
 
 
 def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
@@ -530,6 +550,9 @@ RAILS: Dict[str, Rail] = {
     "originals first, levers": Rail(
         originals_of_levers_are_known_before_the_first_write,
         put(LeverRegistry, "store", lambda self: None),
+    ),
+    "originals first, devices": Rail(
+        a_device_is_known_before_the_first_write, put(LeverRegistry, "store", lambda self: None)
     ),
     "originals first, paces": Rail(
         a_pace_is_known_before_the_first_write, put(LeverRegistry, "store", lambda self: None)

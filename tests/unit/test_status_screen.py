@@ -96,17 +96,21 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
             samples.yielded,
             [
                 "YIELDED: tuned (pid 733) set dirty_bytes=536870912",
-                "enforce (yielded)",
+                "enforce (yielded until `writebackctl enforce`)",
                 "tuned (pid 733)",
                 "alert    FOREIGN_WRITER, since",
                 "rivals   mine sets vm.dirty_ratio=40",
                 "writebackctl enforce",
             ],
         ),
-        (samples.pinned, ["PINNED: limit 15M", "enforce (pinned to 15M)"]),
+        (
+            samples.pinned,
+            ["PINNED: limit 15M", "enforce (pinned to 15M; `writebackctl release` ends it)"],
+        ),
         (
             samples.observe,
-            ["4.4G (observing)", "observe (writes nothing)", "enforce would set 4.0M", "in force"],
+            ["4.4G (observing)", "observe (writes nothing until `writebackctl enforce`)",
+             "enforce would set 4.0M", "in force"],
         ),
         (
             samples.collapse,

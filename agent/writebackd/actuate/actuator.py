@@ -11,18 +11,29 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.actuate.first_found import load_or_first
 from writebackd.actuate.lease import LeaseLost
-from writebackd.actuate.ledger import Ledger, boot_id, load, set_aside
+from writebackd.actuate.ledger import (
+    Ledger,
+    boot_id,
+    distinct,
+    load_lent,
+    old,
+    save_lent,
+    set_aside,
+)
 from writebackd.actuate.ledger_restore import (
     close_ledger,
     is_ours,
     pair_of,
     put_back,
     restore_pairs,
+    value_of,
 )
 from writebackd.actuate.lever_writer import Levers
+from writebackd.actuate.limit_writes import action, failed, holds, order
 from writebackd.actuate.outcome import explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
@@ -37,7 +48,6 @@ from writebackd.kernel.vm import (
     write_lever,
 )
 from writebackd.types.levers import Action, ForeignWrite, Setting, VmLimits
-from writebackd.types.samples import VmState
 
 # Seconds to wait at exit for restores in children; systemd allows 15 s.
 _EXIT_WAIT_S = 6.0
@@ -74,6 +84,8 @@ class Actuator:
         self._pretended: Optional[Tuple[int, int]] = None
         # The limits in the ledger as last saved.
         self._written: Tuple[Tuple[int, int], ...] = ()
+        self._earlier: Tuple[Tuple[int, int], ...] = ()  # as in the ledger
+        self._lent: Optional[Ledger] = None  # values of ours that others may set again
         # Why written limits are not in force; None if they are.
         self.not_in_force: Optional[str] = None
         self.levers = Levers(files, lambda: self._store(self._written), permit)
@@ -90,17 +102,29 @@ class Actuator:
         """
         self.started = False
         self.originals = limits = read_limits(self._files)
-        self._ours, self._written, self._pretended = {}, (), None
-        ledger = load(self._path)
+        self._ours, self._written, self._earlier, self._pretended = {}, (), (), None
+        ledger, damaged = load_or_first(self._files, self._path)
+        self._lent = load_lent(self._path, self._files)
         self.started = True
         if ledger is None:
             self.levers.adopt(())
-            return ()
+            return self._take_back(limits)
         if ledger.is_of_an_earlier_boot(self._files):
             return (f"set a ledger of an earlier boot aside: {set_aside(self._path)}",)
         messages = [self._resolve(pair, limits, ledger) for pair in PAIRS if ledger.written]
+        messages += damaged
         adopted = self.levers.adopt(ledger.levers)
-        self._created_wall_s = ledger.created_wall_s
+        self._created_wall_s, self._earlier = ledger.created_wall_s, ledger.earlier
+        theirs = {
+            pair: pair.value(limits) for pair in PAIRS
+            if ledger.written and pair not in self._ours
+            and pair.value(limits) != pair.value(ledger.originals)
+        }
+        if theirs:
+            with contextlib.suppress(OSError):
+                save_lent(ledger, self._path, self._files, theirs)
+                self._lent = load_lent(self._path, self._files)
+        messages += self._take_back(limits)
         if self._ours or self.levers.entries:
             self._written = ledger.written if self._ours else ()
             self.set_on_exit(self.on_exit)
@@ -160,9 +184,9 @@ class Actuator:
             self._permit()
             state = read_state(self._files)
         except (OSError, ValueError) as error:
-            return _failed(PAIRS, wanted, None, explain(error))
+            return failed(PAIRS, wanted, None, explain(error))
         limits = state.limits
-        todo = [pair for pair in _order(wanted, state) if not _holds(limits, pair, wanted)]
+        todo = [pair for pair in order(wanted, state) if not holds(limits, pair, wanted)]
         if not todo and len(self._ours) == len(PAIRS):
             problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
             if not problem:
@@ -170,12 +194,12 @@ class Actuator:
                 return ()
             # The same text each time, so that log and history have it once.
             self.not_in_force = self.not_in_force or problem
-            return _failed(PAIRS, wanted, limits, self.not_in_force)
+            return failed(PAIRS, wanted, limits, self.not_in_force)
         strangers = self.foreign(limits)
         if strangers:
             # Written since this tick's sample: the next one shows it, and we yield.
             what = f"another process set {strangers[0].lever}={strangers[0].value}; not restored"
-            return _failed(todo or PAIRS, wanted, limits, what)
+            return failed(todo or PAIRS, wanted, limits, what)
         for pair in PAIRS:
             if pair not in self._ours:
                 self._set_original(pair, pair.value(limits))
@@ -184,7 +208,7 @@ class Actuator:
             self._save(wanted)
         except OSError as error:
             what = f"nothing written, cannot write {error.filename}: {error.strerror}"
-            return _failed(todo or PAIRS, wanted, limits, what)
+            return failed(todo or PAIRS, wanted, limits, what)
         return self._write(todo, wanted, limits)
 
     def _write(
@@ -198,11 +222,11 @@ class Actuator:
                 # The watcher restores, so do not set `before` back; but remember for
                 # `restore` what was written before the loss.
                 self._ours.update((done, (wanted[done], 0)) for done in todo[:index])
-                return _failed(todo, wanted, before, explain(error))
+                return failed(todo, wanted, before, explain(error))
             except OSError as error:
                 what = f"{pair.bytes_lever}: {explain(error)}"
                 undone = self._roll_back(todo[: index + 1], wanted, before)
-                return _failed(todo, wanted, before, what + undone)
+                return failed(todo, wanted, before, what + undone)
         self._ours = {pair: (wanted[pair], 0) for pair in PAIRS}
         try:
             state = read_state(self._files)
@@ -211,8 +235,8 @@ class Actuator:
             problem = f"cannot read it back: {explain(error)}"
         self.not_in_force = problem
         if problem:
-            return _failed(todo, wanted, before, problem)
-        return tuple(_action(pair, wanted, before) for pair in todo)
+            return failed(todo, wanted, before, problem)
+        return tuple(action(pair, wanted, before) for pair in todo)
 
     def _roll_back(self, pairs: List[Pair], wanted: Mapping[Pair, int], before: VmLimits) -> str:
         """Undo a write that failed half-way; returns what to add to its error.
@@ -253,11 +277,14 @@ class Actuator:
         if self.dry_run:
             return ()
         found = []
-        for pair, ours in self._ours.items():
-            current = pair.value(limits)
-            if not is_ours(current, pair.value(self.originals), (ours,)):
+        for pair in PAIRS:
+            current, original = pair.value(limits), pair.value(self.originals)
+            lent = self._lent is not None and self._lent.came_back(pair, current)
+            ours = self._ours.get(pair)
+            if not is_ours(current, original, (ours,)) if ours is not None else lent:
                 lever, value = pair.in_force(current)
-                found.append(ForeignWrite(lever, str(value)))
+                as_found = current == original
+                found.append(ForeignWrite(lever, str(value), original=as_found, ours=lent))
         return tuple(found)
 
     def yield_(self) -> Tuple[Action, ...]:
@@ -265,11 +292,50 @@ class Actuator:
         self.yielded = True
         return self.restore()
 
+    def settle(self, writes: Collection[ForeignWrite]) -> Tuple[Action, ...]:
+        """While yielded: restore limits of ours that another process saved, and has set again.
+
+        A value that was typed stays, and so does one that is set once more: somebody wants it.
+        """
+        came_back = [write for write in writes if write.ours]
+        if self._lent is None or not came_back:
+            return ()
+        try:
+            limits = read_limits(self._files)
+        except (OSError, ValueError):
+            return ()  # again in the next tick
+        typed = [pair_of(write.lever) for write in came_back if write.typed]
+        self._take_back(limits, typed)
+        return self.restore_limits()
+
+    def _take_back(self, limits: VmLimits, typed: Collection[Pair] = ()) -> Tuple[str, ...]:
+        """Adopt limits of ours that were set by another process, with what they once replaced."""
+        lent, messages = self._lent, []
+        if lent is None:
+            return ()
+        for pair in PAIRS:
+            current, original = pair.value(limits), pair.value(lent.originals)
+            if pair in self._ours or not lent.came_back(pair, current):
+                continue
+            self._lent = self._lent and self._lent.without(pair, current)
+            if pair not in typed:
+                self._ours[pair] = current
+                self._set_original(pair, original)
+                messages.append(
+                    f"{pair.describe(current)} was a limit of ours before another process set it"
+                    f" again, original {pair.describe(original)}"
+                )
+        if self._lent is not lent and self._lent is not None:
+            with contextlib.suppress(OSError):  # taken back once more, then
+                self._lent.save(old(self._path))
+        return tuple(messages)
+
     def take_over(self) -> None:
-        """End a yield: the current values become the originals."""
+        """End a yield: the current values become the originals, unless they were ours before."""
         self.yielded = False
         self.levers.take_over()
         limits = read_limits(self._files)
+        self._take_back(limits)
         for pair in PAIRS:
             if pair not in self._ours:
                 self._set_original(pair, pair.value(limits))
@@ -297,13 +363,14 @@ class Actuator:
             self._files, self.originals, {pair: (ours,) for pair, ours in self._ours.items()}
         )
         if outcome.ok and self._written:
-            self._written = ()
-            close_ledger(self._path, outcome, self._ledger() if self.levers.entries else None)
+            ledger, self._written, self._earlier = self._ledger(), (), ()
+            rest = self._ledger() if self.levers.entries else None
+            close_ledger(self._files, self._path, ledger, outcome, rest)
+            self._lent = load_lent(self._path, self._files)
         failed = {action.lever for action in outcome.actions if not action.ok}
         self._ours = {p: ours for p, ours in self._ours.items() if failed.intersection(p)}
         for write in outcome.foreign:
-            pair, value = pair_of(write.lever), int(write.value)
-            self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
+            self._set_original(pair_of(write.lever), value_of(write))
         return outcome.actions
 
     def finish(self) -> Tuple[Action, ...]:
@@ -331,7 +398,7 @@ class Actuator:
             except (OSError, ValueError):
                 before = self.originals
         return tuple(
-            _action(pair, wanted, before) for pair in PAIRS if not _holds(before, pair, wanted)
+            action(pair, wanted, before) for pair in PAIRS if not holds(before, pair, wanted)
         )
 
     def _set_original(self, pair: Pair, value: PairValue) -> None:
@@ -344,8 +411,11 @@ class Actuator:
         # For a pair without a value of ours (or with a bare ratio, see is_ours) use the new value,
         # which is about to be ours.
         last = tuple(self._ours.get(pair, (0, 0))[0] or wanted[pair] for pair in PAIRS)
-        written = ((last[0], last[1]), new)
-        self._store(written if written[0] != new else (new,))
+        written: Tuple[Tuple[int, int], ...] = ((last[0], last[1]), new)
+        written = written if written[0] != new else (new,)
+        if written != self._written:
+            self._earlier = distinct((*self._earlier, *self._written))
+        self._store(written)
 
     def _store(self, written: Tuple[Tuple[int, int], ...]) -> None:
         """Save the ledger with these limits; remove it if it would be empty."""
@@ -364,33 +434,5 @@ class Actuator:
             originals=self.originals,
             written=self._written,
             levers=self.levers.entries,
+            earlier=self._earlier,
         )
-
-
-def _holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:
-    return pair.value(limits) == (wanted[pair], 0)
-
-
-def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
-    """The order of writes: a lower background limit first, so that the flusher starts before
-    writers are throttled; a higher limit first, to release writers."""
-    if wanted[LIMIT] < state.threshold_bytes:
-        return BACKGROUND, LIMIT
-    return LIMIT, BACKGROUND
-
-
-def _action(
-    pair: Pair, wanted: Mapping[Pair, int], before: Optional[VmLimits], error: Optional[str] = None
-) -> Action:
-    """The write of one bytes file; `old` names the ratio if that was in force."""
-    old = "unknown"
-    if before is not None:
-        value = pair.value(before)
-        old = str(value[0]) if value[0] else pair.describe(value)
-    return Action(pair.bytes_lever, old, str(wanted[pair]), ok=error is None, error=error)
-
-
-def _failed(
-    pairs: Sequence[Pair], wanted: Mapping[Pair, int], before: Optional[VmLimits], error: str
-) -> Tuple[Action, ...]:
-    return tuple(_action(pair, wanted, before, error) for pair in pairs)

@@ -6,6 +6,7 @@ Every write is logged and counted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -52,8 +53,14 @@ class Executor:
                     extra=journal_fields.foreign_limits(memory.intrusions),
                 )
                 return self._logged(self._actuator.yield_())
+            back = self._actuator.settle([each.write for each in memory.intrusions])
+            if back:
+                log.warning("%s: %s", AlertName.FOREIGN_WRITER.value, memory.yielded)
             # Collects the results of restores in the background.
-            return self._logged(self._actuator.apply_settings(()))
+            return self._logged(back + self._actuator.apply_settings(()))
+        if was_yielded:  # by settings of the boot that were applied again
+            with contextlib.suppress(OSError, ValueError):  # the originals are in force
+                self._actuator.take_over()
         if decision.limit_bytes is None or decision.background_bytes is None:
             actions = self._actuator.restore_limits()
         else:
@@ -117,6 +124,8 @@ def taken_over(
     memory: Memory, actuator: Actuator, devices: Sequence[Device], now_s: float
 ) -> Memory:
     """The initial memory, with what was adopted from an earlier run."""
+    if memory.yielded is not None:  # before the restart
+        actuator.yield_()
     adopted = actuator.held_limit_bytes
     if memory.mode is not Mode.ENFORCE or (adopted is None and not actuator.levers.entries):
         return memory

@@ -10,16 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import List, Optional
+from typing import List
 
-from writebackd.actuate.ledger import boot_id, parse_json, parse_limits, save_json, write_whole
+from writebackd.actuate.first_found import (
+    KERNEL_LOCK,
+    first_found,
+    keep_first,
+    last_in_use,
+    set_attribute,
+)
+from writebackd.actuate.ledger import write_whole
 from writebackd.actuate.ledger_restore import restore_left
-from writebackd.actuate.lock import AlreadyRunning, is_locked, take_lock
+from writebackd.actuate.lock import LOOK_S, AlreadyRunning, hold, is_locked, take_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import in_words, read_limits
-from writebackd.paths import FIRST, HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
+from writebackd.paths import HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
 from writebackd.types.levers import VmLimits
 
 log = logging.getLogger(__name__)
@@ -41,20 +47,35 @@ class HostLock:
         self._fds: List[int] = []
         try:
             self._fds.append(take_lock(runtime_dir, self._dir / HOST_LOCK))
+            self._lock_kernel()
             _settle(files, self._dir, self._runtime_dir)
             self._fds.append(take_lock(runtime_dir))
             write_whole(self._dir / IN_USE, os.fsencode(self._runtime_dir))
-        except (AlreadyRunning, OSError, ValueError):
+            set_attribute(files, IN_USE, os.fsencode(self._runtime_dir))
+        except (AlreadyRunning, OSError, ValueError) as error:
             self._unlock()
+            if isinstance(error, OSError):  # /run is read-only or full: no run, but a way back
+                with contextlib.suppress(AlreadyRunning, OSError):
+                    log.error("%s", "; ".join(restore_left(files, runtime_dir).lines))
             raise
+
+    def _lock_kernel(self) -> None:
+        """Raises AlreadyRunning."""
+        try:
+            fd = os.open(self._files.path(KERNEL_LOCK), os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:  # read-only, as the limits then are
+            return
+        self._fds.append(fd)
+        if not hold(fd, LOOK_S):
+            raise AlreadyRunning(
+                "writebackd is already running in another mount namespace: stop it first"
+            )
 
     def keep_first(self, limits: VmLimits) -> None:
         """Call before every write; saves once per boot. Raises OSError."""
         if self._first_kept:
             return
-        if first_found(self._files) is None:
-            body = {"boot_id": boot_id(self._files), "limits": asdict(limits)}
-            save_json(self._dir / FIRST, body)
+        keep_first(self._files, limits)
         self._first_kept = True
 
     def close(self) -> None:
@@ -62,22 +83,12 @@ class HostLock:
         if not (self._runtime_dir / LEDGER).exists():
             with contextlib.suppress(OSError):
                 os.unlink(self._dir / IN_USE)
+            set_attribute(self._files, IN_USE, None)
         self._unlock()
 
     def _unlock(self) -> None:
         for fd in self._fds:
             os.close(fd)
-
-
-def first_found(files: KernelFiles) -> Optional[VmLimits]:
-    """The limits before the first write of any writebackd since boot; None if none wrote."""
-    try:
-        body = parse_json((_host_dir(files) / FIRST).read_bytes())
-        limits, boot = parse_limits(body["limits"]), body["boot_id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    now = boot_id(files)
-    return None if now and boot and now != boot else limits
 
 
 def _host_dir(files: KernelFiles) -> Path:
@@ -109,15 +120,12 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
 
 def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
     """Refuse if the ledger of a killed daemon is not visible, as with PrivateTmp= in its unit."""
-    record = host_dir / IN_USE
-    try:
-        last = Path(os.fsdecode(record.read_bytes()))
-    except FileNotFoundError:
+    record, last, first = host_dir / IN_USE, last_in_use(files), first_found(files)
+    if last == runtime_dir and record.exists():
         return
-    first = first_found(files)
-    if last == runtime_dir or first is None or read_limits(files) == first:
+    if last is None or first is None or read_limits(files) == first:
         return
-    if not last.is_dir() or (last / LEDGER).exists():
+    if not record.exists() or not last.is_dir() or (last / LEDGER).exists():
         raise AlreadyRunning(
             f"an earlier writebackd did not exit cleanly, and its ledger in {last} cannot be"
             " used here: `sudo writebackctl restore`, or with --first-found for"

@@ -13,13 +13,13 @@ import json
 import os
 import re
 import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever, is_lever
-from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
+from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size
 from writebackd.types.levers import LeverKind, VmLimits
 
 _VERSION = 2
@@ -29,6 +29,8 @@ ON_EXIT = ("restore", "keep")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # The format of proc_do_uuid(), "%pU".  Anything else is not a boot id.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Earlier values that are kept: of half a minute in which a limit is lowered by steps.
+_KEPT = 32
 # A ledger has about 400 bytes plus 200 for each other lever; a larger file is something else.
 _MAX_BYTES = 1 << 20
 
@@ -37,6 +39,7 @@ class LedgerError(Exception):
     """The ledger exists but cannot be used; the text says what to do."""
 
     def __init__(self, path: Path, problem: str) -> None:
+        self.problem = problem
         super().__init__(
             f"{path} {problem}, so the original limits are unknown and nothing was changed. Set "
             "the limits that this host should have (the kernel's default: sysctl -w "
@@ -82,6 +85,7 @@ class Ledger:
     originals: VmLimits
     written: Tuple[Tuple[int, int], ...]
     levers: Tuple[LeverEntry, ...] = ()
+    earlier: Tuple[Tuple[int, int], ...] = ()  # set before these, the newest last
 
     def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
         """The values of `pair` that this daemon may have written."""
@@ -93,8 +97,27 @@ class Ledger:
         A ledger mistaken for an earlier boot's, because a file could not be read for a moment,
         would be set aside and the originals lost.  Using it is safe: it only changes our values.
         """
-        now = boot_id(files)
-        return bool(now and self.boot_id) and now != self.boot_id
+        return is_other_boot(files, self.boot_id)
+
+    def came_back(self, pair: Pair, value: PairValue) -> bool:
+        """Whether another process may have read `value` while it was ours; also as whole pages."""
+        size, half, page = value[0], 0 if pair is LIMIT else 1, page_size()
+        return size > 0 and any(
+            size in (each[half], each[half] // page * page, -(-each[half] // page) * page)
+            for each in (*self.earlier, *self.written)
+        )
+
+    def without(self, pair: Pair, value: PairValue) -> Ledger:
+        """The same without the values for which `came_back` is true."""
+
+        def left(entry: Tuple[int, int]) -> Tuple[int, int]:
+            if not replace(self, earlier=(), written=(entry,)).came_back(pair, value):
+                return entry
+            return (0, entry[1]) if pair is LIMIT else (entry[0], 0)
+
+        return replace(
+            self, earlier=tuple(map(left, self.earlier)), written=tuple(map(left, self.written))
+        )
 
     def save(self, path: Path) -> None:
         """Raises OSError.
@@ -108,21 +131,21 @@ class Ledger:
 def load(path: Path) -> Optional[Ledger]:
     """The ledger at `path`; None if there is none. Raises LedgerError."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return None
+        body = load_json(path)
+        return None if body is None else _parse(body)
     except OSError as error:
         raise LedgerError(path, f"cannot be read ({error.strerror})") from error
-    try:
-        return _parse(data)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(path, f"is damaged ({error})") from error
 
 
 def save_json(path: Path, body: Dict[str, Any]) -> None:
     """Save `body` with a checksum, for `parse_json`. Raises OSError."""
-    write_whole(path, json.dumps({**body, "crc32": _checksum(body)}).encode() + b"\n")
+    write_whole(path, json.dumps(with_checksum(body)).encode() + b"\n")
+
+
+def with_checksum(body: Dict[str, Any]) -> Dict[str, Any]:
+    return {**body, "crc32": _checksum(body)}
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -141,9 +164,18 @@ def write_whole(path: Path, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def parse_json(data: bytes) -> Dict[str, Any]:
-    """Parse what `save_json` saved. Raises ValueError or KeyError."""
-    body = json.loads(data.decode("ascii"))
+def load_json(path: Path) -> Optional[Dict[str, Any]]:
+    """What `save_json` saved; None without a file. Raises OSError, ValueError or KeyError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    return checked(json.loads(data.decode("ascii")))
+
+
+def checked(body: Any) -> Dict[str, Any]:
+    """The body that `with_checksum` gave. Raises ValueError or KeyError."""
     if not isinstance(body, dict):
         raise ValueError("not a JSON object")
     if body["crc32"] != _checksum(body):
@@ -160,18 +192,45 @@ def parse_limits(body: Mapping[str, Any]) -> VmLimits:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename an outdated ledger, so that it can still be read.
+    """Rename a ledger that is of no use, so that it can still be read.
 
     Returns the new name. Raises OSError.
     """
-    aside = path.with_name(path.name + ".old")
-    os.replace(path, aside)
-    return aside
+    os.replace(path, old(path))
+    return old(path)
 
 
-def keep_copy(path: Path) -> None:
-    """As `set_aside`, but copy the ledger. Raises OSError."""
-    write_whole(path.with_name(path.name + ".old"), path.read_bytes())
+def old(path: Path) -> Path:
+    return path.with_name(path.name + ".old")
+
+
+def load_lent(path: Path, files: KernelFiles) -> Optional[Ledger]:
+    """What `save_lent` saved in this boot; None if nothing."""
+    with contextlib.suppress(LedgerError):
+        lent = load(old(path))
+        if lent is not None and not lent.is_of_an_earlier_boot(files):
+            return lent
+    return None
+
+
+def save_lent(
+    ledger: Ledger, path: Path, files: KernelFiles, theirs: Mapping[Pair, PairValue]
+) -> None:
+    """Save `ledger` as `PATH.old` once another process has set `theirs`. Raises OSError.
+
+    That process may have saved what it found, and may set it again much later.  What it sets now is
+    its own, even if one of our values happens to be the same.
+    """
+    for pair, value in theirs.items():
+        ledger = ledger.without(pair, value)
+    before = load_lent(path, files)
+    known = (*before.earlier, *before.written) if before is not None else ()
+    replace(ledger, earlier=distinct((*known, *ledger.earlier))).save(old(path))
+
+
+def distinct(values: Iterable[Tuple[int, int]]) -> Tuple[Tuple[int, int], ...]:
+    """The newest of them, each once."""
+    return tuple(dict.fromkeys(values))[-_KEPT:]
 
 
 def boot_id(files: KernelFiles) -> str:
@@ -180,14 +239,19 @@ def boot_id(files: KernelFiles) -> str:
     return text if _UUID.fullmatch(text) else ""
 
 
+def is_other_boot(files: KernelFiles, boot: str) -> bool:
+    """Whether both boot ids are known and differ."""
+    now = boot_id(files)
+    return bool(now and boot) and now != boot
+
+
 def _checksum(body: Dict[str, Any]) -> str:
     """Detects a flipped bit in a number, which would still be valid JSON."""
     text = json.dumps({key: body[key] for key in body if key != "crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _parse(data: bytes) -> Ledger:
-    body = parse_json(data)
+def _parse(body: Dict[str, Any]) -> Ledger:
     version = body["version"]
     if version not in (_WITHOUT_LEVERS, _VERSION):
         raise ValueError(f"version {version}, this release knows {_VERSION}")
@@ -203,6 +267,7 @@ def _parse(data: bytes) -> Ledger:
         originals=parse_limits(body["originals"]),
         written=written,
         levers=levers,
+        earlier=tuple((_natural(a), _natural(b)) for a, b in body.get("earlier", ())),
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
-from writebackd.actuate.ledger import Ledger, LedgerError, keep_copy, load, set_aside
+from writebackd.actuate.first_found import load_or_first
+from writebackd.actuate.ledger import Ledger, LedgerError, load, save_lent, set_aside
 from writebackd.actuate.lever_registry import say
 from writebackd.actuate.lever_writer import Levers
 from writebackd.actuate.lock import AlreadyRunning, is_locked, open_private
@@ -93,23 +94,38 @@ def restore_pairs(
     return RestoreOutcome(tuple(actions), tuple(foreign))
 
 
-def close_ledger(path: Path, outcome: RestoreOutcome, rest: Optional[Ledger] = None) -> None:
+def close_ledger(
+    files: KernelFiles, path: Path, ledger: Ledger, outcome: RestoreOutcome,
+    rest: Optional[Ledger] = None,
+) -> Optional[str]:  # fmt: skip
     """After a restore: keep the ledger for another try, set it aside, or remove it.
 
-    `rest` is the ledger to keep for the other levers; None if there are none.
+    `rest` is the ledger to keep for the other levers; None if there are none.  Returns why it could
+    not be done, which does no harm: the next start finds only original values.
     """
-    # A ledger that cannot be removed does no harm: the next start finds only original values.
-    with contextlib.suppress(OSError):
-        if not outcome.ok:
-            return
-        if outcome.foreign and rest is not None:
-            keep_copy(path)
+    if not outcome.ok:
+        return None
+    try:
+        if outcome.foreign:
+            save_lent(ledger, path, files, _theirs(outcome.foreign))
         if rest is not None:
             rest.save(path)
-        elif outcome.foreign:
-            set_aside(path)
         else:
             path.unlink()
+    except OSError as error:
+        return f"{path} stays, and is of no use now: {error.strerror}"
+    return None
+
+
+def _theirs(foreign: Collection[ForeignWrite]) -> Mapping[Pair, PairValue]:
+    limits = [write for write in foreign if write.is_limit]
+    return {pair_of(each.lever): value_of(each) for each in limits}
+
+
+def value_of(write: ForeignWrite) -> PairValue:
+    """The pair's value after the write of one of the global limits."""
+    size = int(write.value)
+    return (size, 0) if write.lever == pair_of(write.lever).bytes_lever else (0, size)
 
 
 def restore_from_ledger(
@@ -125,7 +141,7 @@ def restore_from_ledger(
     and starts no more for the same target.
     """
     try:
-        ledger = load(ledger_path)
+        ledger, damaged = load_or_first(files, ledger_path)
     except LedgerError as error:
         return RestoreResult("failed", (str(error),))
     if ledger is None:
@@ -148,11 +164,14 @@ def restore_from_ledger(
     rest = replace(ledger, written=written, levers=hand.entries)
     # Restored levers are removed from the ledger even if others failed.
     done = RestoreOutcome(foreign=limits.foreign + levers.foreign)
+    stays = None
     if close:
-        close_ledger(ledger_path, done, rest if written or hand.entries else None)
+        stays = close_ledger(
+            files, ledger_path, ledger, done, rest if written or hand.entries else None
+        )
     return RestoreResult(
         _status(RestoreOutcome(limits.actions + levers.actions, done.foreign)),
-        _lines(ledger, limits, levers),
+        (*damaged, *_lines(ledger, limits, levers), *([stays] if stays else ())),
     )
 
 
@@ -163,7 +182,12 @@ def restore_left(
 
     Raises AlreadyRunning if the daemon is running, or OSError.
     """
-    fd = open_private(runtime_dir / LEASE)
+    try:
+        fd = open_private(runtime_dir / LEASE)
+    except OSError:
+        if is_locked(runtime_dir):
+            raise
+        return restore_from_ledger(files, runtime_dir / LEDGER, honour_keep)
     try:
         with lease.restoring(fd, WAIT_S):
             if is_locked(runtime_dir):  # a daemon has started meanwhile, and adopted the rest

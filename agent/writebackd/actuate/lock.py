@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -30,8 +31,12 @@ def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
         holder = os.fsdecode(os.read(fd, 4096)).strip() or "unknown"
         os.close(fd)
         raise AlreadyRunning(f"writebackd is already running (pid {holder}): stop it first")
-    os.ftruncate(fd, 0)
-    os.write(fd, os.fsencode(f"{os.getpid()}, {runtime_dir}\n"))
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, os.fsencode(f"{os.getpid()}, {runtime_dir}\n"))
+    except OSError:  # read-only or full
+        os.close(fd)
+        raise
     return fd
 
 
@@ -41,7 +46,12 @@ def open_private(path: Path) -> int:
     flock(2) also accepts a descriptor opened for reading, so anybody who can open the file can lock
     it.  The file is never replaced, since the lock belongs to the inode.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # enough for the way back
     try:
         os.fchmod(fd, 0o600)  # an earlier version may have made it readable for all
     except OSError:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -101,6 +102,8 @@ class WatcherSupervisor:
                 command(self._dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # Whoever reads a pipe waits for its last writer, and the watcher ends late.
+                stderr=subprocess.DEVNULL if stat.S_ISFIFO(os.fstat(2).st_mode) else None,
                 # The daemon's environment, so that the processes can be recognized as related.
                 env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
                 cwd="/",

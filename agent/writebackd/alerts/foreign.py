@@ -23,7 +23,8 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
         if limits:
             # One of the pair is as good as both: everything is let go.
             said = memory.yielded or "another process set the limits"
-            summary = f"{said}; nothing is protected until `writebackctl enforce`"
+            until = "then" if memory.retry is not None else "`writebackctl enforce`"
+            summary = f"{said}; nothing is protected until {until}"
             summary += f"; {_said(others)}" if others else ""
             alerts.insert(0, _alert(None, summary, [*limits, *others], "released all limits"))
         else:

@@ -180,13 +180,15 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         mode=Mode(args.mode) if args.mode else None,
     )
     notify = notifier()
-    watchers: List[Callable[[Snapshot], None]] = [lambda _: notify("WATCHDOG=1")]
+    watchers: List[Callable[[Snapshot], None]] = []
     if live:
         watchers.append(_Screen().show)
 
-    def on_tick(snapshot: Snapshot) -> None:
-        for watcher in watchers:
-            watcher(snapshot)
+    def on_tick(snapshot: Optional[Snapshot]) -> None:
+        notify("WATCHDOG=1")
+        if snapshot is not None:
+            for watcher in watchers:
+                watcher(snapshot)
 
     try:
         daemon = Daemon(options, load, on_tick)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd import formats
-from writebackd.actuate.host_lock import first_found
+from writebackd.actuate.first_found import first_found
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError

@@ -188,11 +188,12 @@ def headline(status: Answer) -> str:
     if status["off"] is not None:
         mode += " (off)"
     elif mode == "observe":
-        mode += " (writes nothing)"
+        mode += " (writes nothing until `writebackctl enforce`)"
     elif status["yielded"] is not None:
-        mode += " (yielded)"
+        mode += " (yielded until `writebackctl enforce`)"
     elif status["pin_bytes"] is not None:
-        mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
+        mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))}"
+        mode += "; `writebackctl release` ends it)"
     elif status.get("drain") is not None:  # no such key in the answer of an older daemon
         drain = status["drain"]
         mode += f" (draining {clean(', '.join(drain['devices']))}{by_whom(drain)})"

@@ -160,7 +160,7 @@ class Top:
         shown = formats.size(size)
         self._ask(
             Order("pin", {"bytes": size}, f"pinned to {shown}"),
-            f"pin the limit to {shown} until `release` or a restart?",
+            f"pin the limit to {shown} until `release` or a reboot?",
         )
 
     def _ask(self, order: Order, question: str) -> None:

@@ -15,9 +15,9 @@ from writebackd.control.small_cgroups import raise_limit
 from writebackd.estimate.hung_device import hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.policy.schema import Policy
-from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES
+from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, REAPPLIED_MOST, REAPPLIED_S
 from writebackd.types.copying import replace
-from writebackd.types.core_memory import Memory, Stuck, Trial
+from writebackd.types.core_memory import Memory, Retry, Stuck, Trial
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
@@ -36,7 +36,7 @@ def decide(
     Pure: the same policy, memory (which includes the mode) and sample give the same decision.  The
     actuator carries it out, or not.
     """
-    memory = _noted(memory, sample)
+    memory = _noted(_retried(memory, sample), sample)
     if memory.trial is not None and memory.trial.original and memory.yielded is None:
         return _as_found(policy, memory, memory.trial, sample, estimates)
     wants: List[DeviceTarget] = []
@@ -256,15 +256,51 @@ def _noted(memory: Memory, sample: Sample) -> Memory:
     known = {each.write.lever: each for each in memory.intrusions}
     known.update((write.lever, Intrusion(write, sample.wall_s)) for write in sample.foreign)
     limits = [write for write in sample.foreign if write.is_limit]
-    yielded = memory.yielded or (_whose(limits) if limits else None)
-    return replace(memory, intrusions=tuple(known.values())[-MOST_INTRUSIONS:], yielded=yielded)
+    yielded, retry, retried_s = memory.yielded, memory.retry, memory.retried_s
+    if limits and (yielded is None or any(write.ours for write in limits)):
+        yielded, retry = _whose(limits), None
+        if all(write.reapplied for write in limits):
+            retried_s = tuple(at for at in retried_s if at > sample.time_s - 3600.0)
+            again = f"the original value, as set at boot{_places(limits)}"
+            again += ": nobody wants another limit"
+            if len(retried_s) < REAPPLIED_MOST:
+                retried_s += (sample.time_s,)
+                retry = Retry(sample.time_s + REAPPLIED_S)
+                again += f"; enforcing again after {REAPPLIED_S:g} s"
+            yielded += f" ({again})"
+    return replace(
+        memory, intrusions=tuple(known.values())[-MOST_INTRUSIONS:], yielded=yielded, retry=retry,
+        retried_s=retried_s,
+    )
+
+
+def _retried(memory: Memory, sample: Sample) -> Memory:
+    """End a yield to settings of the boot that were only applied again, unless others follow."""
+    retry, limits = memory.retry, sample.vm.limits
+    if retry is None:
+        return memory
+    if retry.limits not in (None, limits):
+        return replace(memory, retry=None)
+    if sample.time_s < retry.at_s:
+        return replace(memory, retry=replace(retry, limits=limits))
+    others = tuple(each for each in memory.intrusions if not each.write.is_limit)
+    return replace(memory, yielded=None, retry=None, intrusions=others)
+
+
+def _places(limits: Sequence[ForeignWrite]) -> str:
+    places = dict.fromkeys(write.place for write in limits if write.place)
+    return f" by {', '.join(places)}" if places else ""
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:
     """Names each process with the values it set."""
     by_writer: Dict[str, List[str]] = {}
     for write in foreign:
-        by_writer.setdefault(write.who, []).append(f"{write.lever}={write.value}")
+        what = f"{write.lever}={write.value}"
+        if write.ours:
+            stays = "stays, as it was typed" if write.typed else "the original is put back"
+            what += f" (a limit of writebackd's own, {stays})"
+        by_writer.setdefault(write.who, []).append(what)
     return "; ".join(f"{who} set {' and '.join(set_)}" for who, set_ in by_writer.items())
 
 

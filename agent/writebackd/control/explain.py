@@ -27,7 +27,7 @@ _NEXT: Mapping[DeviceState, str] = {
     DeviceState.BLIND: "{follows}.",
     DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
     DeviceState.PINNED: "The limit stays until the end of the pin or drain, `writebackctl release`"
-    " or a restart.",
+    " or a reboot.",
     DeviceState.EXCLUDED: "Nothing: this device does not affect the limit.",
 }
 

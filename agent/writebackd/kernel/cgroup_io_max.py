@@ -163,7 +163,7 @@ def _property(
         value = "infinity" if text == NO_LIMIT else text
         limit = f"{_WRITE_MAX}={device} {value}"
         try:
-            _systemctl(run, "set-property", "--runtime", unit, limit)
+            _systemctl(run, "set-property", "--runtime", "--", unit, limit)
         except ChildError as error:
             if text == NO_LIMIT and "not found" in str(error):
                 return  # a transient unit that has ended: its properties are gone with it
@@ -180,7 +180,7 @@ _PLACE = "ControlGroup"  # not shown while it does not run
 
 def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
     """The properties of a unit that matter here, an entry of a list each."""
-    shown = _systemctl(run, "show", "--property", ",".join((*_LISTS, _PLACE)), unit)
+    shown = _systemctl(run, "show", "--property", ",".join((*_LISTS, _PLACE)), "--", unit)
     words = (line.partition("=") for line in shown.split("\n"))
     return [(name, value) for name, _, value in words if value]
 

@@ -24,7 +24,13 @@ def writer_of(
     fitting = [w for w in same if _number(w.value) == _number(found.value)]
     overrun = any(len(queue) >= bpf_layout.SYSCTL_WRITES for queue in seen)
     chosen = (fitting or (same if overrun else []))[-1:]
-    return replace(chosen[0], lever=found.lever, value=found.value) if chosen else None
+    if not chosen:
+        return None
+    writer = chosen[0]
+    return replace(
+        found, pid=writer.pid, comm=writer.comm, cgroup_id=writer.cgroup_id, cgroup=writer.cgroup,
+        cmdline=writer.cmdline,
+    )
 
 
 def command_line(raw: bytes) -> Optional[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from operator import add
 from typing import Callable, Collection, Dict, FrozenSet, Mapping, Optional, Tuple
 
@@ -66,6 +67,8 @@ class Sampler:
         that are `paced`, whatever they do.
         """
         vm = read_state(self._files)
+        with contextlib.suppress(OSError, ValueError):  # CPUs and memory may be plugged in
+            self._host = host_info(self._files)
         devices = self._topology.devices
         if devices is not self._devices:
             self._devices = devices

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Tuple
 
 from writebackd.types.decision import Mode
 from writebackd.types.device_memory import DeviceMemory
-from writebackd.types.levers import Intrusion
+from writebackd.types.levers import Intrusion, VmLimits
 from writebackd.types.pace_memory import PaceMemory
 
 
@@ -64,6 +64,14 @@ class Stuck:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """A yield that ends by itself: settings of the boot were applied again."""
+
+    at_s: float  # as Sample.time_s
+    limits: Optional[VmLimits] = None  # of the tick after the yield; other ones are wanted
+
+
+@dataclass(frozen=True)
 class Memory:
     """All state of the pure core.  The same policy, memory and sample give the same decision."""
 
@@ -90,3 +98,5 @@ class Memory:
     trial: Optional[Trial] = None
     yielded: Optional[str] = None  # the process and the value it set, in words
     intrusions: Tuple[Intrusion, ...] = ()  # since the last `enforce`, one per lever
+    retry: Optional[Retry] = None
+    retried_s: Tuple[float, ...] = ()  # yields of the last hour that end by themselves

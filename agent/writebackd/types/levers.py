@@ -18,6 +18,10 @@ class VmLimits:
     dirty_background_ratio: int
 
 
+# Programs by which people write to /proc/sys.
+_TYPED = ("sysctl", "bash", "sh", "dash", "zsh", "fish", "ksh", "tee", "dd")
+
+
 @dataclass(frozen=True)
 class ForeignWrite:
     """A lever changed by another process; the writer's fields are None if unknown.
@@ -32,6 +36,9 @@ class ForeignWrite:
     cgroup_id: Optional[int] = None
     cgroup: Optional[str] = None  # path below the v2 root; None: it no longer exists
     cmdline: Optional[str] = None  # the beginning of it; shown to root only
+    original: bool = False  # the value is what was found before the first write
+    ours: bool = False  # it is a limit that writebackd had set before, and the writer found
+    place: Optional[str] = None  # file:line that sets this value at boot
 
     @property
     def who(self) -> str:
@@ -39,6 +46,16 @@ class ForeignWrite:
         if self.pid is None:
             return "an unknown process"
         return f"{self.comm} (pid {self.pid}, cgroup {self.cgroup or 'gone'})"
+
+    @property
+    def typed(self) -> bool:
+        """Whether a person wrote it, in a login session, and no tool."""
+        return self.comm in _TYPED and (self.cgroup or "").startswith("/user.slice/")
+
+    @property
+    def reapplied(self) -> bool:
+        """Whether settings of the boot were applied again, and nobody wants another limit."""
+        return self.original and self.comm in ("systemd-sysctl", "sysctl")
 
     @property
     def is_limit(self) -> bool:
