@@ -109,10 +109,11 @@ MOST_S = 0.1
 # takes, so that the rate shows R.  Smaller ones may hold the flood themselves: the kernel needed 7
 # ms of R on one host and 18 on a busy one.
 LETS_IN_S = 24e-3
-# Share of R, seconds, factor.  A flood that gets less than LEAST over CYCLE_S gets a larger limit:
-# below it throughput is worth more than the commits that it costs.  A destage sweep of an array
-# takes the media for 2 to 3 s of every 9, so it must span one.  STRETCH is the largest factor.
-LEAST, CYCLE_S, STRETCH = 0.8, 10.0, 2.0
+# Shares of R, seconds, factor.  A flood that gets less than LEAST over CYCLE_S gets a larger limit,
+# and above ENOUGH_SHARE a smaller one again: below it throughput is worth more than the commits
+# that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9, so CYCLE_S
+# must span one.  STRETCH is the largest factor.
+LEAST, ENOUGH_SHARE, CYCLE_S, STRETCH = 0.8, 0.85, 10.0, 2.0
 # Seconds.  Floods of at most this length, with pauses of at most twice this length, are waves.
 # Also how long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because

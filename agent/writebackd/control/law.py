@@ -6,8 +6,9 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.9 R
+2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Some hosts need more to keep the disk busy, and at the floor the kernel does.
+   Twice that also where no commit was slow for ten seconds: R may be more than is known.
 3. R unknown: from `rest` on, up to twice the limit every two seconds, until it is worth twice the
    delay at the rate that comes, and beyond as long as a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -32,9 +33,9 @@ from writebackd.tuning import (
     CREEP,
     CUT,
     CYCLE_S,
+    ENOUGH_SHARE,
     EVERY_S,
     EXTRA,
-    FELL,
     LEAST,
     LETS_IN_S,
     MOST_S,
@@ -111,7 +112,7 @@ def follow(
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
         if in_force:
-            law = _stretched(law, e, r, dt_s)
+            law = _stretched(law, d, e, r, dt_s)
         knee = _within(law.stretch * _within(r * bounds.delay_s, bounds), bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
@@ -124,13 +125,13 @@ def follow(
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
         return replace(law, tried=(0.0, 0.0)), Rule.COMING
-    most = _measured_under(e.background_rate, bounds)
+    most = _measured_under(max(e.background_rate, d.full_rate), bounds)
     if d.full_s > 0 and limit > most:
         return replace(law, limit_bytes=_within(most, bounds), written_s=now_s), Rule.MEASURE
     return _seek(law, e, bounds, now_s, dt_s)
 
 
-def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
+def _stretched(law: LawMemory, d: Drain, e: Estimate, r: float, dt_s: float) -> LawMemory:
     """Whether the limit takes too much from the flood, over whole destage sweeps of an array."""
     if not e.held_back:
         return law
@@ -138,9 +139,11 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
     if seconds < CYCLE_S:
         return replace(law, tried=(seconds, written))
     share, stretch = written / seconds / r, law.stretch
-    if share < LEAST:
+    if d.full_s <= -CYCLE_S:
+        stretch = STRETCH
+    elif share < LEAST:
         stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
-    elif share > FELL:
+    elif share > ENOUGH_SHARE:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0, 0.0))
 
