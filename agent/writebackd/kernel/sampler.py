@@ -73,10 +73,11 @@ class Sampler:
                 number for each in devices for number in (each.devno, *each.leaf_devnos)
             )
         disks = self._disks.read(self._numbers)
-        reading = self.probe.read()
+        reading = self.probe.read(self._topology.by_fs)
         self.writers = reading.writers if reading is not None else ()
         syncs = self._syncs_by_device(reading)
-        nothing = SyncSample() if reading is not None else None
+        # What was lost may have been theirs: no syncs, or not seen?
+        nothing = reading.no_syncs if reading is not None and not reading.syncs_lost else None
         samples = []
         for device in devices:
             grown = self._grown(device, disks)
