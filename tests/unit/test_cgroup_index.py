@@ -96,6 +96,20 @@ def test_a_path_that_is_very_deep_is_not_told(tree: Tree) -> None:
     assert tree.cgroups.path(tree.process(43, deepest + "/a"), 43) is None
 
 
+def test_a_path_that_is_long_is_not_told(tree: Tree) -> None:
+    """A single emoji makes four bytes of each letter: 15 KB a path, and 4,096 of them."""
+    longest = "/" + "a" * 250 + "/" + "b" * 250 + "/" + "c" * 9
+    assert len(longest) == 512
+    assert tree.cgroups.path(tree.process(42, longest), 42) == longest
+    assert tree.cgroups.path(tree.process(43, longest + "d"), 43) is None
+    assert tree.cgroups.of_process(43) is None and tree.cgroups.of_process(42) == longest
+    found = tree.cgroups.find(tree.directory(longest + "d").stat().st_ino)
+    assert found is None
+    emoji = "/" + "\N{GRINNING FACE}" * 60
+    assert tree.cgroups.path(tree.process(44, emoji), 44) == emoji
+    assert all(type(raw) is bytes for raw in tree.cgroups._paths.values())
+
+
 @pytest.mark.parametrize("separator", "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029 ")
 def test_a_name_is_not_the_next_line(tree: Tree, separator: str) -> None:
     hostile = f"/user.slice/x{separator}0::{FLOOD}"
@@ -368,6 +382,32 @@ def test_a_tick_has_what_each_cgroup_did_to_each_device(tmp_path: Path) -> None:
     (rests,) = ticks.cgroups(Reading(), 7.0, True)
     assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
     assert ticks.cgroups(None, 8.0, True)[0].path == FLOOD
+
+
+def test_a_tick_looks_up_the_largest_of_very_many_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, tree = FakeHost(tmp_path), Tree(tmp_path)
+    flood, database = tree.process(42, FLOOD), tree.process(43, "/system.slice/db.service")
+    many = {
+        (10_000_000 + n, "8:1"): CgroupReading(dirtied_bytes=4096, syncs=1, pid=100_000 + n)
+        for n in range(4096)
+    }
+    reading = Reading(cgroups={
+        **many, (flood, "8:1"): CgroupReading(dirtied_bytes=20_000_000, pid=42),
+        (database, "8:1"): CgroupReading(syncs=50, pid=43),
+    })  # fmt: skip
+    ticks, looked = Ticks(host), []
+    of_process = CgroupIndex.of_process
+
+    def counted(self: CgroupIndex, pid: int) -> Optional[str]:
+        looked.append(pid)
+        return of_process(self, pid)
+
+    monkeypatch.setattr(CgroupIndex, "of_process", counted)
+    paths = {each.cgroup_id: each.path for each in ticks.cgroups(reading, 5.0)}
+    assert (paths[flood], paths[database]) == (FLOOD, "/system.slice/db.service")
+    assert len(looked) <= 64
 
 
 def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ SYNC_START = struct.Struct("=QQIBB2x")
 CGROUP_KEY = struct.Struct("=QI4x")
 # struct cgroup_syncs: count, last_ns, tgid
 CGROUP_SYNCS = struct.Struct("=QQI4x")
-# struct dirtier: task_start_ns, first_bytes, bytes, throttled_ns, attached_ns, synced_ns, cgroup_id,
-# throttled, tgid, dev, synced_dev, comm
+# struct dirtier: task_start_ns, first_bytes, bytes, throttled_ns, attached_ns, synced_ns,
+# cgroup_id, throttled, tgid, dev, synced_dev, comm
 DIRTIER = struct.Struct("=7QIIII16s")
 # struct committer: leader_start_ns, synced_ns, throttled_ns, attached_ns, dev
 COMMITTER = struct.Struct("=QQQQI4x")

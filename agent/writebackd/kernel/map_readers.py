@@ -75,7 +75,8 @@ class Reading:
     tasks: Tuple[TaskSample, ...] = ()
     cgroups: Mapping[Tuple[int, str], CgroupReading] = field(default_factory=dict)
     writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
-    no_syncs: SyncSample = SyncSample()  # of a filesystem device that is not in `syncs`
+    # Of a filesystem device that is not in `syncs`.
+    no_syncs: SyncSample = field(default_factory=SyncSample)
     syncs_lost: int = 0  # for which no table had room
     unlisted: bool = False  # there were more threads that dirty pages than the table has places
     dirtied_bytes: int = 0  # by those in the table
