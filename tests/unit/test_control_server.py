@@ -361,8 +361,8 @@ def test_answers_that_nobody_takes_have_a_bound_over_all_clients(
     loop.settle()
 
     def held() -> List[int]:
-        answers = [client.answer for client in loop.server._clients.values()]
-        return [len(answer.obj) for answer in answers if answer is not None]
+        clients = loop.server._clients.values()
+        return [len(client.line) for client in clients if client.answer is not None]
 
     assert len(held()) == 3 and sum(held()) <= 32 << 20
     refused = [json.loads(read_all(sock)) for sock in sockets[3:]]

@@ -94,21 +94,15 @@ def seconds_argument(args: Mapping[str, Any], name: str) -> Optional[float]:
 
 
 class _Client:
-    __slots__ = ("answer", "deadline_s", "received", "sock", "uid")
+    __slots__ = ("answer", "deadline_s", "line", "received", "sock", "uid")
 
     def __init__(self, sock: socket.socket, uid: Optional[int], deadline_s: float) -> None:
         self.sock = sock
         self.uid = uid  # None: it came over TCP, and the kernel does not say
         self.deadline_s = deadline_s
         self.received = bytearray()
-        self.answer: Optional[memoryview] = None
-
-
-def _whole(client: _Client) -> bytes:
-    """The answer that is in memory until its last byte is sent."""
-    assert client.answer is not None
-    line: bytes = client.answer.obj
-    return line
+        self.line = b""  # the answer, in memory until its last byte is sent
+        self.answer: Optional[memoryview] = None  # what is still to be sent of it
 
 
 class LoopServer(ABC):
@@ -249,6 +243,7 @@ class LoopServer(ABC):
             return
         if not self._fits(answer, client.uid):
             answer = self._busy()
+        client.line = answer
         client.answer = memoryview(answer)
         if self._selector is not None:
             self._selector.modify(client.sock, selectors.EVENT_WRITE, self)
@@ -258,7 +253,7 @@ class LoopServer(ABC):
         while True:
             held = [c for c in self._clients.values() if c.answer is not None]
             # What clients share is there once.
-            lines = {id(line): len(line) for line in (_whole(c) for c in held)}
+            lines = {id(c.line): len(c.line) for c in held}
             if not lines or id(answer) in lines:
                 return True
             if sum(lines.values()) + len(answer) <= MAX_ANSWER_BYTES:
