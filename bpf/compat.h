@@ -26,6 +26,10 @@
 #define bpf_get_current_task_btf() ((struct task_struct *)bpf_get_current_task())
 #define HAS_TYPED_TASK 0
 #define TASK_READ(task, typed, field) FIELD(task, field)
+#define TASK_READ_2(task, typed, a, b) FIELD_2(task, a, b)
+
+/* bcc links no functions. */
+#define OUT_OF_LINE static __always_inline
 
 #define MAP(name) ((void *)bpf_pseudo_fd(1 /* BPF_PSEUDO_MAP_FD */, MAP_##name))
 #define VARIABLE(type, map) (*(type *)bpf_pseudo_fd(2 /* BPF_PSEUDO_MAP_VALUE */, map))
@@ -75,6 +79,8 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 
 #define FIELD(from, field) ((from)->field)
 #define MAP(name) (&name)
+/* Once for each program, not at each place where one may call it. */
+#define OUT_OF_LINE static __attribute__((noinline))
 #define ISSUED_ARGUMENT(n) (n)
 #define PAUSE_ARGUMENT(n) (n)
 
@@ -101,6 +107,7 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 	bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_get_current_task_btf)
 /* `typed` is a constant in every inlined copy: one of the two is compiled. */
 #define TASK_READ(task, typed, field) ((typed) ? (task)->field : BPF_CORE_READ(task, field))
+#define TASK_READ_2(task, typed, a, b) ((typed) ? (task)->a->b : BPF_CORE_READ(task, a, b))
 
 /* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.  A
  * 32-bit process numbers its calls differently. */

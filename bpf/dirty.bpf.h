@@ -1,15 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Who dirties pages, who sleeps for it, who writes vm.dirty_*. */
 
-/* No LRU: before 6.16 each CPU hoards 128 free nodes of one, so that a table of
- * 1024 throws out live entries from 8 CPUs on.  User space makes room. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024); /* more by CPUs, set before loading */
-	__type(key, __u32);
-	__type(value, struct dirtier);
-} dirtiers SEC(".maps");
-
 /* The thread a CPU looked at last, and the thread's count at that time. */
 struct last_look {
 	__u64 bytes;
@@ -45,6 +36,14 @@ static __always_inline struct dirtier *dirtier(struct task_struct *task, bool ty
 		return NULL;
 	}
 	return bpf_map_lookup_elem(MAP(dirtiers), &tid);
+}
+
+static __always_inline __u32 inode_dev(struct inode *inode)
+{
+	/* A block device's own inode lives in bdevfs; its s_dev tells nothing. */
+	if ((FIELD(inode, i_mode) & 0170000) == 0060000)
+		return FIELD(inode, i_rdev);
+	return FIELD(FIELD(inode, i_sb), s_dev);
 }
 
 /* The kernel counts what each thread dirtied (task_io_account_write).  That
@@ -96,16 +95,19 @@ int BPF_PROG(dirty_page, struct page *page, struct address_space *mapping)
 
 static __always_inline int note_throttled(long pause)
 {
+	struct task_struct *task = (void *)bpf_get_current_task();
+	__u64 slept = (__u64)pause * cfg.jiffy_ns;
 	struct dirtier *entry;
 
 	if (pause <= 0)
 		return 0; /* let go without a sleep */
 	/* Copies do: it has slept for longer. */
-	entry = dirtier((void *)bpf_get_current_task(), false);
+	entry = dirtier(task, false);
 	if (entry) {
-		entry->throttled_ns += (__u64)pause * cfg.jiffy_ns;
+		entry->throttled_ns += slept;
 		entry->throttled++;
 	}
+	hand_to_process(task, entry, slept);
 	return 0;
 }
 

@@ -17,6 +17,7 @@
 #include <linux/kernfs.h>
 #include <linux/mm_types.h>
 #include <linux/sched.h>
+#include <linux/sched/signal.h>
 #include <trace/events/block.h>
 #include <trace/events/writeback.h>
 

@@ -152,8 +152,12 @@ struct request___with_disk {
 
 /* files */
 
+struct block_device;
+
 struct super_block {
 	__u32 s_dev;
+	unsigned long s_magic;
+	struct block_device *s_bdev;
 };
 
 struct inode {
@@ -208,12 +212,18 @@ struct css_set {
 	struct cgroup *dfl_cgrp;
 };
 
+struct signal_struct {
+	int nr_threads;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	unsigned int flags;
 	struct mm_struct *mm;
 	int pid;
 	int tgid;
+	struct task_struct *group_leader;
+	struct signal_struct *signal;
 	__u64 start_time;
 	char comm[16];
 	struct files_struct *files;

@@ -46,6 +46,34 @@ static __always_inline void note_syncing_cgroup(__u32 dev, __u64 now)
 		__sync_fetch_and_add(&shared.no_room, 1);
 }
 
+/* 0 for a filesystem without a block device, as tmpfs, FUSE and NFS are: any user
+ * may have these by the thousand, and no limit is set for them.  btrfs has disks
+ * and names none. */
+#define BTRFS_SUPER_MAGIC 0x9123683E
+#define DISK_DEV(READ, sb)                                           \
+	(cfg.without_disk || READ(sb, s_bdev) ||                     \
+	 READ(sb, s_magic) == BTRFS_SUPER_MAGIC ? READ(sb, s_dev) : 0)
+
+static __always_inline __u32 synced_dev(struct inode *inode)
+{
+	struct super_block *sb = FIELD(inode, i_sb);
+
+	/* A block device's own inode lives in bdevfs; its s_dev tells nothing. */
+	if ((FIELD(inode, i_mode) & 0170000) == 0060000)
+		return FIELD(inode, i_rdev);
+	return DISK_DEV(FIELD, sb);
+}
+
+/* As above, of a pointer whose type the verifier does not know. */
+static __always_inline __u32 copied_dev(struct inode *inode)
+{
+	struct super_block *sb = BPF_CORE_READ(inode, i_sb);
+
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) == 0060000)
+		return BPF_CORE_READ(inode, i_rdev);
+	return DISK_DEV(BPF_CORE_READ, sb);
+}
+
 static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 {
 	__u32 tid = bpf_get_current_pid_tgid();
@@ -57,15 +85,22 @@ static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 		.owner = owner,
 	};
 
+	if (!dev) {
+		if (open && open->owner == owner)
+			bpf_map_delete_elem(MAP(syncs_inflight), &tid); /* left over */
+		return;
+	}
 	/* Inside another hook's sync the outer one measures, but a filesystem
-	 * knows better than its caller where it writes (overlayfs).  One of the
-	 * same owner cannot be running: it was left over, and is replaced. */
+	 * knows better than its caller where it writes.  One of the same owner
+	 * cannot be running: it was left over, and is replaced. */
 	if (open && open->owner != owner) {
 		if (open->owner == OWNER_SYSCALL)
 			open->dev = dev;
 		return;
 	}
 	note_syncing_cgroup(dev, start.start_ns);
+	if (cfg.sees_sleep && kind != SYNC_SYNCFS)
+		start.slept_ns = take_sleep(dev, start.start_ns);
 	if (bpf_map_update_elem(MAP(syncs_inflight), &tid, &start, BPF_ANY))
 		__sync_fetch_and_add(&shared.sync_lost, 1);
 }
@@ -75,7 +110,7 @@ static __always_inline void sync_end(__u8 owner)
 	__u32 tid = bpf_get_current_pid_tgid(), dev;
 	struct sync_start *start = bpf_map_lookup_elem(MAP(syncs_inflight), &tid);
 	struct sync_stats *stats;
-	__u64 begun, now, bucket;
+	__u64 begun, now, bucket, slept;
 	__u8 kind;
 
 	if (!start || start->owner != owner)
@@ -83,6 +118,7 @@ static __always_inline void sync_end(__u8 owner)
 	dev = start->dev;
 	begun = start->start_ns;
 	kind = start->kind;
+	slept = start->slept_ns;
 	bpf_map_delete_elem(MAP(syncs_inflight), &tid);
 
 	stats = bpf_map_lookup_elem(MAP(syncs), &dev);
@@ -101,14 +137,22 @@ static __always_inline void sync_end(__u8 owner)
 	bucket = hist_bucket(now > begun ? now - begun : 0);
 
 	__sync_fetch_and_add(&stats->count[kind], 1);
-	if (kind == SYNC_SYNCFS)
+	if (kind == SYNC_SYNCFS) {
 		__sync_fetch_and_add(&stats->syncfs_hist[bucket], 1);
-	else
-		__sync_fetch_and_add(&stats->file_hist[bucket], 1);
+		return;
+	}
+	__sync_fetch_and_add(&stats->file_hist[bucket], 1);
+	if (!cfg.sees_sleep)
+		return;
+	if (slept) {
+		__sync_fetch_and_add(&stats->throttled_ns, slept);
+		bucket = hist_bucket((now > begun ? now - begun : 0) + slept);
+	}
+	__sync_fetch_and_add(&stats->commit_hist[bucket], 1);
 }
 
 #define FILE_SYNC(file, datasync)                      \
-	sync_begin(inode_dev(FIELD(FIELD(file, f_mapping), host)), \
+	sync_begin(synced_dev(FIELD(FIELD(file, f_mapping), host)), \
 		   (datasync) ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM)
 
 #ifndef BCC /* these need BTF */
@@ -139,7 +183,7 @@ FSYNC_FENTRY(blkdev_fsync)
 SEC("?fentry/sync_filesystem")
 int BPF_PROG(fentry_sync_filesystem, struct super_block *sb)
 {
-	sync_begin(sb->s_dev, SYNC_SYNCFS, OWNER_SYNCFS);
+	sync_begin(DISK_DEV(FIELD, sb), SYNC_SYNCFS, OWNER_SYNCFS);
 	return 0;
 }
 
@@ -174,13 +218,9 @@ SEC("?kprobe")
 int BPF_KPROBE(kprobe_fsync, struct file *file, loff_t start, loff_t end, int datasync)
 {
 	struct inode *inode = BPF_CORE_READ(file, f_mapping, host);
-	__u32 dev;
 
-	if ((BPF_CORE_READ(inode, i_mode) & 0170000) == 0060000)
-		dev = BPF_CORE_READ(inode, i_rdev);
-	else
-		dev = BPF_CORE_READ(inode, i_sb, s_dev);
-	sync_begin(dev, datasync ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM);
+	sync_begin(copied_dev(inode), datasync ? SYNC_FDATASYNC : SYNC_FSYNC,
+		   OWNER_FILESYSTEM);
 	return 0;
 }
 
@@ -194,7 +234,7 @@ int BPF_KRETPROBE(kretprobe_fsync)
 SEC("?kprobe")
 int BPF_KPROBE(kprobe_syncfs, struct super_block *sb)
 {
-	sync_begin(BPF_CORE_READ(sb, s_dev), SYNC_SYNCFS, OWNER_SYNCFS);
+	sync_begin(DISK_DEV(BPF_CORE_READ, sb), SYNC_SYNCFS, OWNER_SYNCFS);
 	return 0;
 }
 
@@ -234,9 +274,12 @@ SEC("?ksyscall/syncfs")
 int BPF_KPROBE(kprobe_syncfs_call, struct pt_regs *regs)
 {
 	struct file *file = file_of(PT_REGS_PARM1_CORE_SYSCALL(regs));
+	struct super_block *sb;
 
-	if (file)
-		sync_begin(BPF_CORE_READ(file, f_inode, i_sb, s_dev), SYNC_SYNCFS, OWNER_SYSCALL);
+	if (file) {
+		sb = BPF_CORE_READ(file, f_inode, i_sb);
+		sync_begin(DISK_DEV(BPF_CORE_READ, sb), SYNC_SYNCFS, OWNER_SYSCALL);
+	}
 	return 0;
 }
 
@@ -262,9 +305,9 @@ SEC("?tp_btf/sys_enter")
 int BPF_PROG(sys_enter, struct pt_regs *regs, long nr)
 {
 	struct task_struct *task;
+	struct super_block *sb;
 	struct inode *inode;
 	struct file *file;
-	__u32 dev;
 
 	if (nr != NR_fsync && nr != NR_fdatasync && nr != NR_syncfs)
 		return 0;
@@ -275,15 +318,13 @@ int BPF_PROG(sys_enter, struct pt_regs *regs, long nr)
 	if (!file)
 		return 0;
 	if (nr == NR_syncfs) {
-		sync_begin(BPF_CORE_READ(file, f_inode, i_sb, s_dev), SYNC_SYNCFS, OWNER_SYSCALL);
+		sb = BPF_CORE_READ(file, f_inode, i_sb);
+		sync_begin(DISK_DEV(BPF_CORE_READ, sb), SYNC_SYNCFS, OWNER_SYSCALL);
 		return 0;
 	}
 	inode = BPF_CORE_READ(file, f_mapping, host);
-	if ((BPF_CORE_READ(inode, i_mode) & 0170000) == 0060000)
-		dev = BPF_CORE_READ(inode, i_rdev);
-	else
-		dev = BPF_CORE_READ(inode, i_sb, s_dev);
-	sync_begin(dev, nr == NR_fdatasync ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_SYSCALL);
+	sync_begin(copied_dev(inode),
+		   nr == NR_fdatasync ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_SYSCALL);
 	return 0;
 }
 
@@ -312,16 +353,15 @@ static __always_inline int entry_only(struct inode *inode, __u8 kind)
 		__sync_fetch_and_add(&shared.sync_unmatched, 1);
 		return 0;
 	}
+	/* An fsync was opened by sys_enter, unless it is of an overlayfs above. */
 	if (nr == NR_fsync || nr == NR_fdatasync) {
-		/* sys_enter has opened it, perhaps for an overlayfs above. */
 		__u32 tid = task->pid;
-		struct sync_start *open = bpf_map_lookup_elem(MAP(syncs_inflight), &tid);
 
-		if (open)
-			open->dev = inode_dev(inode);
-		return 0;
+		if (bpf_map_lookup_elem(MAP(syncs_inflight), &tid))
+			return 0;
+		kind = nr == NR_fsync ? SYNC_FSYNC : SYNC_FDATASYNC;
 	}
-	sync_begin(inode_dev(inode), kind, OWNER_SYSCALL);
+	sync_begin(synced_dev(inode), kind, OWNER_SYSCALL);
 	return 0;
 }
 

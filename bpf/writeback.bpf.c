@@ -53,15 +53,8 @@ static __always_inline __u64 hist_bucket(__u64 ns)
 	return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
 }
 
-static __always_inline __u32 inode_dev(struct inode *inode)
-{
-	/* A block device's own inode lives in bdevfs; its s_dev tells nothing. */
-	if ((FIELD(inode, i_mode) & 0170000) == 0060000)
-		return FIELD(inode, i_rdev);
-	return FIELD(FIELD(inode, i_sb), s_dev);
-}
-
 #include "block.bpf.h"
+#include "committers.bpf.h"
 #include "sync.bpf.h"
 #include "dirty.bpf.h"
 

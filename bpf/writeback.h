@@ -58,16 +58,20 @@ enum sync_kind {
 };
 
 /* Per s_dev (or bdev): file syncs in one histogram, syncfs in its own, since
- * the latter takes as long as everything dirty and would drown a p99. */
+ * the latter takes as long as everything dirty and would drown a p99.  A commit
+ * is a file sync and the sleep in balance_dirty_pages() before it. */
 struct sync_stats {
 	__u64 count[SYNC_KINDS];
+	__u64 throttled_ns; /* the sleep in commit_hist, together */
 	__u32 file_hist[HIST_BUCKETS];
 	__u32 syncfs_hist[HIST_BUCKETS];
+	__u32 commit_hist[HIST_BUCKETS];
 };
 
 /* A sync that has not returned; key is the thread id. */
 struct sync_start {
 	__u64 start_ns;
+	__u64 slept_ns; /* what it waited for already: see take_sleep() */
 	__u32 dev;
 	__u8 kind;
 	__u8 owner; /* which hook opened it, and alone may close it */
@@ -95,11 +99,23 @@ struct dirtier {
 	__u64 first_bytes; /* the thread's own count when first seen */
 	__u64 bytes; /* the same when last seen */
 	__u64 throttled_ns;
+	__u64 attached_ns; /* of these, what a sync or the process has taken */
+	__u64 synced_ns; /* when its last file sync began; 0: none was seen */
 	__u64 cgroup_id;
 	__u32 throttled;
 	__u32 tgid;
 	__u32 dev; /* s_dev of what it dirtied last */
+	__u32 synced_dev; /* and of what it synced last */
 	char comm[16];
+};
+
+/* A process of several threads that syncs; key is its tgid. */
+struct committer {
+	__u64 leader_start_ns; /* tells a reused process id */
+	__u64 synced_ns; /* when its last file sync began */
+	__u64 throttled_ns; /* sleep of threads that do not sync */
+	__u64 attached_ns; /* of it, what a sync has taken */
+	__u32 dev; /* of the last sync */
 	__u32 pad;
 };
 
@@ -111,6 +127,8 @@ struct probe_config {
 	__u32 queue_latency; /* 1: fill the queue histograms */
 	__u32 dirty_grain; /* bytes a thread dirties between two looks at it */
 	__u32 jiffy_ns;
+	__u32 sees_sleep; /* 1: balance_dirty_pages is watched */
+	__u32 without_disk; /* 1: count syncs of filesystems without a block device */
 	__u32 pad;
 };
 
@@ -131,6 +149,7 @@ struct probe_state {
 	__u64 sync_lost; /* syncs whose table was full */
 	__u64 sync_unmatched; /* syncs entered where their end cannot be seen */
 	__u64 no_room; /* looks at threads and cgroups whose table was full */
+	__u64 sleep_lost; /* processes that sync whose table was full */
 };
 
 #endif

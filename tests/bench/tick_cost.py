@@ -29,7 +29,7 @@ from fake_vm import SYSCTL, FakeVm
 from writebackd import daemon as daemon_module
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
-from writebackd.kernel.map_readers import MOST_TASKS, Reading
+from writebackd.kernel.map_readers import MOST_TASKS, Known, Reading, unknown
 from writebackd.policy import load_policy
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import ClassSample, IoClass, ProbeInfo, SyncSample, TaskSample
@@ -76,7 +76,7 @@ class SyntheticProbe:
             ),
         )
 
-    def read(self) -> Optional[Reading]:
+    def read(self, known: Known = unknown) -> Optional[Reading]:
         return self._next
 
     def info(self) -> ProbeInfo:

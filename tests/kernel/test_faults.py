@@ -256,14 +256,14 @@ BROKEN_MAP = """
 import os
 import writebackd.kernel.map_readers as r
 real, kept = r.SyncReader.read, {}
-def read(self):
+def read(self, known):
     fd = self._inflight_map.fd
     if flag.exists() and not kept:
         kept[fd] = os.dup(fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
     elif kept and not flag.exists():
         os.dup2(kept.pop(fd), fd)
-    return real(self)
+    return real(self, known)
 r.SyncReader.read = read
 """
 

@@ -98,7 +98,7 @@ class Table:
 
 start = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 20_000_000_000
 tid = int(sys.argv[1]).to_bytes(4, sys.byteorder)
-inflight = Table({tid: layout.SYNC_START.pack(start, 0, 0, 0)})
+inflight = Table({tid: layout.SYNC_START.pack(start, 0, 0, 0, 0)})
 reader = SyncReader(Table({}), inflight)
 
 def look():

@@ -17,7 +17,7 @@ from fake_vm import DEFAULT, SYSCTL, FakeVm
 from writebackd import daemon as daemon_module
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
-from writebackd.kernel.map_readers import Reading
+from writebackd.kernel.map_readers import Known, Reading, unknown
 from writebackd.policy import load_policy
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
@@ -74,7 +74,7 @@ class FakeProbe:
     def __init__(self) -> None:
         self.next: Any = Reading()
 
-    def read(self) -> Optional[Reading]:
+    def read(self, known: Known = unknown) -> Optional[Reading]:
         if isinstance(self.next, Exception):
             raise self.next
         result: Optional[Reading] = self.next

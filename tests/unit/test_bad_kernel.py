@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import random
 import struct
 from pathlib import Path
@@ -21,7 +22,10 @@ from fake_host import FakeProbe, Rig, no_trace
 from test_cgroup_index import FakeMap
 from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module
+from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.full_tables import LossCounters
+from writebackd.kernel.hooks import THROTTLED, Choice
 from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
@@ -206,7 +210,7 @@ class Maps:
         self.slots = bytearray(SIZES.slots * bpf_layout.IO_SLOT_SIZE)
         self.queues = bytearray(SIZES.slots * bpf_layout.QUEUE_SLOT_SIZE)
         self.tables: Dict[str, FakeMap] = {
-            name: FakeMap(most=4) for name in ("syncs", "inflight", "cgroups", "tasks", "writes")
+            name: FakeMap(most=4) for name in KEY_SIZES
         }
         tables: Any = self.tables
         memory: Any = self
@@ -216,6 +220,10 @@ class Maps:
         probe._issue_attached = True
         probe._blocks = BlockReader(memory.slots, memory.queues, SIZES)
         probe._syncs = SyncReader(tables["syncs"], tables["inflight"])
+        probe.choice = Choice(others=[THROTTLED[0]])
+        probe._committers, probe._waits = CommitterReader(tables["committers"]), CommitWaits()
+        probe._losses = LossCounters(mmap.mmap(-1, bpf_layout.STATE.size))
+        probe._lost = probe._losses.read()
         probe._cgroups = CgroupSyncReader(tables["cgroups"])
         probe._tasks = TaskReader(tables["tasks"])
         probe._sysctl_writes = SysctlWriteReader(tables["writes"])
@@ -286,12 +294,13 @@ def test_a_filesystem_that_is_mounted_again_is_hooked_again() -> None:
 
 
 KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4,
-             "writes": 4}  # fmt: skip
+             "committers": 4, "writes": 4}  # fmt: skip
 VALUE_SIZES = {
     "syncs": bpf_layout.SYNC_STATS_SIZE,
     "inflight": bpf_layout.SYNC_START.size,
     "cgroups": bpf_layout.CGROUP_SYNCS.size,
     "tasks": bpf_layout.DIRTIER.size,
+    "committers": bpf_layout.COMMITTER.size,
     "writes": bpf_layout.SYSCTL_WRITE.size,
 }
 # Runs of one byte give the absurd counts that random bytes seldom do.

@@ -25,6 +25,7 @@ from writebackd.kernel.cgroup_index import (
     CgroupIndex,
 )
 from writebackd.kernel.cgroup_io_max import path_of_process
+from writebackd.kernel.commit_waits import Sleep
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hooks import FSYNC, SYNCFS, Choice
 from writebackd.kernel.map_readers import (
@@ -92,6 +93,20 @@ def test_a_path_that_is_very_deep_is_not_told(tree: Tree) -> None:
     deepest = "/a" * 32
     assert tree.cgroups.path(tree.process(42, deepest), 42) == deepest
     assert tree.cgroups.path(tree.process(43, deepest + "/a"), 43) is None
+
+
+def test_a_path_that_is_long_is_not_told(tree: Tree) -> None:
+    """A single emoji makes four bytes of each letter: 15 KB a path, and 4,096 of them."""
+    longest = "/" + "a" * 250 + "/" + "b" * 250 + "/" + "c" * 9
+    assert len(longest) == 512
+    assert tree.cgroups.path(tree.process(42, longest), 42) == longest
+    assert tree.cgroups.path(tree.process(43, longest + "d"), 43) is None
+    assert tree.cgroups.of_process(43) is None and tree.cgroups.of_process(42) == longest
+    found = tree.cgroups.find(tree.directory(longest + "d").stat().st_ino)
+    assert found is None
+    emoji = "/" + "\N{GRINNING FACE}" * 60
+    assert tree.cgroups.path(tree.process(44, emoji), 44) == emoji
+    assert all(type(raw) is bytes for raw in tree.cgroups._paths.values())
 
 
 @pytest.mark.parametrize("separator", "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029 ")
@@ -368,6 +383,32 @@ def test_a_tick_has_what_each_cgroup_did_to_each_device(tmp_path: Path) -> None:
     assert ticks.cgroups(None, 8.0, True)[0].path == FLOOD
 
 
+def test_a_tick_looks_up_the_largest_of_very_many_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, tree = FakeHost(tmp_path), Tree(tmp_path)
+    flood, database = tree.process(42, FLOOD), tree.process(43, "/system.slice/db.service")
+    many = {
+        (10_000_000 + n, "8:1"): CgroupReading(dirtied_bytes=4096, syncs=1, pid=100_000 + n)
+        for n in range(4096)
+    }
+    reading = Reading(cgroups={
+        **many, (flood, "8:1"): CgroupReading(dirtied_bytes=20_000_000, pid=42),
+        (database, "8:1"): CgroupReading(syncs=50, pid=43),
+    })  # fmt: skip
+    ticks, looked = Ticks(host), []
+    of_process = CgroupIndex.of_process
+
+    def counted(self: CgroupIndex, pid: int) -> Optional[str]:
+        looked.append(pid)
+        return of_process(self, pid)
+
+    monkeypatch.setattr(CgroupIndex, "of_process", counted)
+    paths = {each.cgroup_id: each.path for each in ticks.cgroups(reading, 5.0)}
+    assert (paths[flood], paths[database]) == (FLOOD, "/system.slice/db.service")
+    assert len(looked) <= 64
+
+
 def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tmp_path: Path) -> None:
     host, tree = FakeHost(tmp_path), Tree(tmp_path)
     with_memory(tree)
@@ -433,7 +474,7 @@ DISK = 8 << 20 | 1
 
 
 def hold_old_sync(held: FakeMap, tid: int, begun_ns: int = 1) -> None:
-    value = bpf_layout.SYNC_START.pack(begun_ns, DISK, 0, 0)
+    value = bpf_layout.SYNC_START.pack(begun_ns, 0, DISK, 0, 0)
     held.entries[tid.to_bytes(4, sys.byteorder)] = value
 
 
@@ -505,7 +546,7 @@ def sync_returns(done: FakeMap, dev: int, more: int = 1) -> None:
     key, size = dev.to_bytes(4, sys.byteorder), bpf_layout.SYNC_STATS_SIZE
     count = bpf_layout.SYNC_COUNTS.unpack_from(done.entries.get(key, bytes(size)))[0] + more
     if key in done.entries or len(done.entries) < done.max_entries:
-        done.entries[key] = bpf_layout.SYNC_COUNTS.pack(count, 0, 0).ljust(size, b"\0")
+        done.entries[key] = bpf_layout.SYNC_COUNTS.pack(count, 0, 0, 0).ljust(size, b"\0")
 
 
 def test_filesystems_that_were_synced_once_leave_room_for_a_disk(held: Any) -> None:
@@ -523,6 +564,20 @@ def test_filesystems_that_were_synced_once_leave_room_for_a_disk(held: Any) -> N
         assert found["8:1"].fsyncs == found["8:17"].fsyncs == syncs
         assert len(done.entries) == done.max_entries // 2
         assert {DISK, another} <= {int.from_bytes(key, sys.byteorder) for key in done.entries}
+
+
+def test_a_known_disk_never_leaves_the_table_of_syncs(held: Any) -> None:
+    """Nor is its count seen to begin anew."""
+    done: Any = FakeMap()
+    reader = SyncReader(done, held)
+    sync_returns(done, DISK)
+    for tick in range(1, 6):
+        for minor in range(2000):
+            sync_returns(done, 1 << 20 | (2000 * tick + minor) & 0xFFFFF)
+        assert reader.read({"8:1": "sda"}.get)["8:1"].fsyncs == 1
+        count = bpf_layout.SYNC_COUNTS.unpack_from(done.entries[DISK.to_bytes(4, sys.byteorder)])
+        assert count[0] == tick
+        sync_returns(done, DISK)
 
 
 def hold_syncs(held: FakeMap, cgroup: int, count: int, last_ns: int, pid: int = 42) -> None:
@@ -554,12 +609,23 @@ def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay(held: A
     assert reader.read() == {(3, "8:1"): CgroupReading(syncs=12, pid=42)}
 
 
+def test_of_too_many_cgroups_those_with_the_most_syncs_stay(held: Any) -> None:
+    """Whoever may make cgroups by the thousand syncs once in each, and last."""
+    reader, database = CgroupSyncReader(held), 5
+    hold_syncs(held, database, 50, 1)
+    for cgroup in range(1000, 999 + held.max_entries):
+        hold_syncs(held, cgroup, 1, cgroup)
+    reader.read()
+    assert bpf_layout.CGROUP_KEY.pack(database, DISK) in held.entries
+    assert len(held.entries) == held.max_entries // 2
+
+
 def hold_dirtier(
     held: FakeMap, tid: int, size: int, slept_s: float = 0.0, first: int = 0
 ) -> None:
     """A thread, a process of its own, that dirtied so many bytes; `first`: before its entry."""
     held.entries[tid.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
-        1, first, size, int(slept_s * 1e9), 7, 1, tid, DISK, b"dd"
+        1, first, size, int(slept_s * 1e9), 0, 0, 7, 1, tid, DISK, 0, b"dd"
     )
 
 
@@ -600,18 +666,46 @@ def test_half_a_table_is_kept_free_and_the_active_threads_stay(held: Any) -> Non
     assert [(task.pid, task.dirtied_bytes) for task in reader.read()] == [(gone, 8192)]
 
 
-def test_threads_that_are_active_are_never_taken_out(held: Any) -> None:
-    reader, idle, active = TaskReader(held), range(400), range(400, 1000)
-    for tid in idle:
-        hold_dirtier(held, tid, 4096)
-    for tick in range(1, 10):
-        for tid in active:
-            hold_dirtier(held, tid, tick << 20)
-        reader.read()
-        (reading,) = reader.cgroups.values()
-        extra = len(idle) * 4096 if tick == 1 else 0
-        assert reading.dirtied_bytes == (len(active) << 20) + extra
-    assert held_tids(held) == set(active)
+def test_of_too_many_active_threads_the_smallest_are_taken_out(held: Any) -> None:
+    """1,400 threads that dirty 10 MB/s in all leave a place for one that dirties 290."""
+    reader, flooder = TaskReader(held), 5000
+    sizes = dict.fromkeys(range(1400), 0)
+
+    def dirty(tid: int, size: int) -> None:
+        key = tid.to_bytes(4, "little")
+        before = sizes[tid]
+        sizes[tid] += size
+        if key in held.entries:
+            first = bpf_layout.DIRTIER.unpack(held.entries[key])[1]
+            hold_dirtier(held, tid, sizes[tid], first=first)
+        elif len(held.entries) < held.max_entries:
+            hold_dirtier(held, tid, sizes[tid], first=before)
+
+    for tick in range(5):
+        if tick == 2:
+            sizes[flooder] = 0
+        for tid in (*range(tick % 2, 1400, 2), *([flooder] if tick >= 2 else ())):
+            dirty(tid, 290 << 20 if tid == flooder else 7 << 10)
+        for tid in range(1 - tick % 2, 1400, 2):
+            dirty(tid, 7 << 10)
+        found = {task.pid: task.dirtied_bytes for task in reader.read()}
+        assert (found.get(flooder) == 290 << 20) is (tick >= 2)
+        assert len(held.entries) == held.max_entries // 2
+        assert (flooder in held_tids(held)) is (tick >= 2)
+    assert reader.dirtied_bytes >= 290 << 20
+
+
+def test_a_commit_that_waits_keeps_its_place_among_larger_writers(held: Any) -> None:
+    reader, waiting = TaskReader(held), 7
+    for tid in range(held.max_entries):
+        hold_dirtier(held, tid, 1 << 20)
+    held.entries[waiting.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
+        1, 0, 4096, 3_000_000_000, 1_000_000_000, 5, 7, 1, waiting, DISK, DISK, b"postgres"
+    )
+    reader.read()
+    assert len(held.entries) == held.max_entries // 2 and waiting in held_tids(held)
+    (sleep,) = reader.sleeps.values()
+    assert sleep == Sleep("8:1", 3_000_000_000, 2_000_000_000, 5)
 
 
 def test_threads_that_are_idle_for_long_are_taken_out(held: Any) -> None:

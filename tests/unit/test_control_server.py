@@ -350,6 +350,34 @@ def test_those_who_do_not_read_share_the_bytes(loop: Loop) -> None:
         sock.close()
 
 
+def test_answers_that_nobody_takes_have_a_bound_over_all_clients(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 clients of a user with 8 MB each are 256 MB, and the unit has 192."""
+    monkeypatch.setattr(server_module, "_peer_uid", lambda sock: 1000)
+    sockets = crowd(loop, 10)
+    for sock in sockets:
+        sock.sendall(b'{"verb": "big"}\n')
+    loop.settle()
+
+    def held() -> List[int]:
+        clients = loop.server._clients.values()
+        return [len(client.line) for client in clients if client.answer is not None]
+
+    assert len(held()) == 3 and sum(held()) <= 32 << 20
+    refused = [json.loads(read_all(sock)) for sock in sockets[3:]]
+    assert all(not each["ok"] and "busy" in each["error"] for each in refused)
+    # Root gets its answer all the same, in the place of the oldest.
+    monkeypatch.setattr(server_module, "_peer_uid", lambda sock: 0)
+    with connect(loop) as sock:
+        sock.sendall(b'{"verb": "big"}\n')
+        loop.settle()
+        assert json.loads(read_all(sock, loop.settle))["ok"]
+    assert len(held()) == 2
+    for sock in sockets:
+        sock.close()
+
+
 def test_without_free_descriptors_it_neither_spins_nor_dies(loop: Loop) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connect(loop) as waiting:

@@ -130,6 +130,7 @@ def test_structures_have_the_sizes_of_the_c_header(tmp_path: Path) -> None:
         "sync_stats": bpf_layout.SYNC_STATS_SIZE,
         "sync_start": bpf_layout.SYNC_START.size,
         "dirtier": bpf_layout.DIRTIER.size,
+        "committer": bpf_layout.COMMITTER.size,
         "probe_state": bpf_layout.STATE.size,
         "sysctl_write": bpf_layout.SYSCTL_WRITE.size,
     }

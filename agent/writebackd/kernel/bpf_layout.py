@@ -21,17 +21,20 @@ HIST_PART = struct.Struct("=16I")  # two octaves of it
 IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * HIST.size
 # struct queue_slot
 QUEUE_SLOT_SIZE = CLASSES * HIST.size
-# struct sync_stats: counts by kind, histogram of file syncs, of syncfs
-SYNC_COUNTS = struct.Struct("=QQQ")
-SYNC_STATS_SIZE = SYNC_COUNTS.size + 2 * HIST.size
-# struct sync_start: start_ns, dev, kind, owner
-SYNC_START = struct.Struct("=QIBB2x")
+# struct sync_stats: counts by kind, throttled_ns, histogram of file syncs, of syncfs, of commits
+SYNC_COUNTS = struct.Struct("=QQQQ")
+SYNC_STATS_SIZE = SYNC_COUNTS.size + 3 * HIST.size
+# struct sync_start: start_ns, slept_ns, dev, kind, owner
+SYNC_START = struct.Struct("=QQIBB2x")
 # struct cgroup_key: cgroup_id, dev
 CGROUP_KEY = struct.Struct("=QI4x")
 # struct cgroup_syncs: count, last_ns, tgid
 CGROUP_SYNCS = struct.Struct("=QQI4x")
-# struct dirtier
-DIRTIER = struct.Struct("=QQQQQIII16s4x")
+# struct dirtier: task_start_ns, first_bytes, bytes, throttled_ns, attached_ns, synced_ns,
+# cgroup_id, throttled, tgid, dev, synced_dev, comm
+DIRTIER = struct.Struct("=7QIIII16s")
+# struct committer: leader_start_ns, synced_ns, throttled_ns, attached_ns, dev
+COMMITTER = struct.Struct("=QQQQI4x")
 
 
 class ProbeConfig(C.Structure):
@@ -41,7 +44,7 @@ class ProbeConfig(C.Structure):
         (name, C.c_uint32)
         for name in (
             "slots", "shard_mask", "shard_shift", "per_cpu", "queue_latency", "dirty_grain",
-            "jiffy_ns", "pad",
+            "jiffy_ns", "sees_sleep", "without_disk", "pad",
         )
     ]  # fmt: skip
 
@@ -49,8 +52,8 @@ class ProbeConfig(C.Structure):
 # struct sysctl_write: cgroup_id, pid, comm, name, value, cmdline
 SYSCTL_WRITE = struct.Struct("=QI16s44s24s128s")
 SYSCTL_WRITES = 16
-# struct probe_state: no_slot, sync_lost, sync_unmatched, no_room
-STATE = struct.Struct("=QQQQ")
+# struct probe_state: no_slot, sync_lost, sync_unmatched, no_room, sleep_lost
+STATE = struct.Struct("=QQQQQ")
 
 VALUE_SIZES = {
     "io_slots": IO_SLOT_SIZE,
@@ -59,6 +62,7 @@ VALUE_SIZES = {
     "syncs_inflight": SYNC_START.size,
     "cgroup_syncs": CGROUP_SYNCS.size,
     "dirtiers": DIRTIER.size,
+    "committers": COMMITTER.size,
     ".rodata.config": C.sizeof(ProbeConfig),
     "sysctl_writes": SYSCTL_WRITE.size,
     ".bss": STATE.size,

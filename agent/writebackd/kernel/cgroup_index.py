@@ -23,6 +23,9 @@ DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 # Levels of a path: those above are looked at as well, and any user may make 2000. A container in
 # a container has a dozen.
 MOST_LEVELS = 32
+# Bytes of a path; a container of Kubernetes has 220. One that is longer is not told: 32 names of
+# 255 bytes are 8 KB, and as text, if a single character is beyond U+FFFF, 32 KB.
+MOST_PATH_BYTES = 512
 # Paths that are remembered, and how long the files of one that flooded are read.
 MOST_PATHS = 1024
 WATCHED_S = 60.0
@@ -50,7 +53,7 @@ class CgroupIndex:
         """`mount`: where cgroup v2 is mounted, None where it is not."""
         self._files = files
         self._mount = mount
-        self._paths: "OrderedDict[int, str]" = OrderedDict()
+        self._paths: "OrderedDict[int, bytes]" = OrderedDict()  # text has up to 4 bytes a letter
         self._watched: Dict[str, _Watched] = {}
         self._paced: Collection[str] = ()
         self._slept: Dict[str, float] = {}  # by path, when its writers last slept
@@ -65,16 +68,21 @@ class CgroupIndex:
         known = self._paths.get(cgroup_id)
         if known is not None:
             self._paths.move_to_end(cgroup_id)
-            return known
-        if self._mount is None or not pid:
-            return None
-        path = path_of_process(self._files, str(pid))
+            return known.decode("utf-8", "surrogateescape")
+        path = self.of_process(pid) if self._mount is not None and pid else None
         # It may have moved since, or another process may have got its number.
         if path is None or path.count("/") > MOST_LEVELS or self.id(path) != cgroup_id:
             return None
-        self._paths[cgroup_id] = path
+        self._paths[cgroup_id] = path.encode("utf-8", "surrogateescape")
         if len(self._paths) > MOST_PATHS:
             self._paths.popitem(last=False)
+        return path
+
+    def of_process(self, pid: int) -> Optional[str]:
+        """The path of its cgroup; None where it is gone, in none, or the path is too long."""
+        path = path_of_process(self._files, str(pid))
+        if path is None or len(path.encode("utf-8", "surrogateescape")) > MOST_PATH_BYTES:
+            return None
         return path
 
     def find(self, cgroup_id: int) -> Optional[str]:
@@ -83,8 +91,10 @@ class CgroupIndex:
         Looks into MOST_SEARCHED cgroups at most, those nearest to the root first, 8 us each.
         """
         known = self._paths.get(cgroup_id)
-        if known is not None or self._mount is None:
-            return known
+        if known is not None:
+            return known.decode("utf-8", "surrogateescape")
+        if self._mount is None:
+            return None
         if self.id("/") == cgroup_id:
             return "/"
         todo = [""]
@@ -96,6 +106,8 @@ class CgroupIndex:
                 continue  # removed since
             for entry in below:
                 path = f"{above}/{entry.name}"
+                if len(os.fsencode(path)) > MOST_PATH_BYTES:
+                    continue
                 if entry.inode() == cgroup_id:
                     return path
                 if len(todo) < MOST_SEARCHED:

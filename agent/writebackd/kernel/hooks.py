@@ -123,6 +123,11 @@ class Choice:
         return [name for hook in hooks for name in hook.programs]
 
     @property
+    def sees_sleep(self) -> bool:
+        """Whether the sleep in balance_dirty_pages() is seen."""
+        return any(hook in self.others for hook in THROTTLED)
+
+    @property
     def misses_ends(self) -> bool:
         """Whether a sync may end unseen, which a tracepoint never lets it do.
 
@@ -257,7 +262,7 @@ def choose(
         raise OSError(f"no hook on fsync: {why}; try --fsync-hook {AUTO}")
     for hooks, purpose in (
         (DIRTIED if talkers else (), "who dirties pages"),
-        (THROTTLED, "who sleeps in balance_dirty_pages"),
+        (THROTTLED, "time that programs sleep in write() before they sync"),
         ((SYSCTL,), "the name of a foreign writer"),
     ):
         hook, _ = chooser.first(hooks)

@@ -12,10 +12,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel import bpf_layout, libbpf
+from writebackd.kernel.commit_waits import Sleep
+from writebackd.kernel.full_tables import make_room
 from writebackd.kernel.lever_writers import command_line
 from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
@@ -53,8 +55,15 @@ class CgroupReading:
         )
 
 
+# Whether a device number is that of a disk, or of a filesystem on one.
+Known = Callable[[str], object]
 # By cgroup id and filesystem device ("major:minor"; "0:0" where it is not known).
 CgroupReadings = Dict[Tuple[int, str], CgroupReading]
+
+
+def unknown(devno: str) -> bool:
+    """For who knows no devices."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,11 @@ class Reading:
     tasks: Tuple[TaskSample, ...] = ()
     cgroups: Mapping[Tuple[int, str], CgroupReading] = field(default_factory=dict)
     writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
+    # Of a filesystem device that is not in `syncs`.
+    no_syncs: SyncSample = field(default_factory=SyncSample)
+    syncs_lost: int = 0  # for which no table had room
+    unlisted: bool = False  # there were more threads that dirty pages than the table has places
+    dirtied_bytes: int = 0  # by those in the table
 
 
 def difference(current: bytes, last: bytes) -> Histogram:
@@ -152,13 +166,27 @@ class BlockReader:
         return added
 
 
+# Where sync_stats has its histograms: of file syncs, of syncfs, of commits.
+_HISTOGRAMS = tuple(
+    bpf_layout.SYNC_COUNTS.size + n * bpf_layout.HIST.size for n in range(3)
+)
+_NO_SYNCS = ((0, 0, 0, 0), (_NO_HISTOGRAM,) * 3)
+
+
+def _name(key: bytes) -> str:
+    """A key of the table of syncs as "major:minor"."""
+    return bpf_layout.devno(int.from_bytes(key, sys.byteorder))
+
+
 class SyncReader:
     """Syncs that returned since the last read, and those still inside."""
 
     def __init__(
-        self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False
+        self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False,
+        sees_sleep: bool = True,
     ) -> None:
-        """`misses_ends`: see hooks.Choice."""
+        """`misses_ends`: see hooks.Choice. `sees_sleep`: whether commits are counted."""
+        self._sees_sleep = sees_sleep
         self._done_map = done
         self._done = done.batch_reader(64)
         self._misses_ends = misses_ends
@@ -166,14 +194,15 @@ class SyncReader:
         self._inflight_map = inflight
         self._inflight = inflight.batch_reader(512)
         self.abandoned = 0  # syncs whose thread went without an end that was seen
-        self._last: Dict[bytes, Tuple[Sequence[int], bytes, bytes]] = {}
+        self._last: Dict[bytes, Tuple[Sequence[int], Sequence[bytes]]] = {}
 
-    def read(self) -> Dict[str, SyncSample]:
+    def read(self, known: Known = unknown) -> Dict[str, SyncSample]:
+        """`known` tells those that keep their place."""
         waiting: Dict[str, Tuple[int, float]] = {}
         now = time.clock_gettime_ns(_CLOCK)
         earlier, self._user_s = self._user_s, {}
         for key, value in self._inflight.read():
-            start, dev, kind, _owner = bpf_layout.SYNC_START.unpack(value)
+            start, _slept, dev, kind, _owner = bpf_layout.SYNC_START.unpack(value)
             tid = int.from_bytes(key, sys.byteorder, signed=True)
             if now - start > STALE_NS and (
                 _is_gone(tid) or self._is_elsewhere(tid, key + value, earlier)
@@ -189,28 +218,38 @@ class SyncReader:
             waiting[name] = (count + 1, max(oldest, (now - start) / 1e9))
         result: Dict[str, SyncSample] = {}
         for key, value in self._done.read():
-            name = bpf_layout.devno(int.from_bytes(key, sys.byteorder))
+            name = _name(key)
             counts = bpf_layout.SYNC_COUNTS.unpack_from(value)
-            split = bpf_layout.SYNC_COUNTS.size + bpf_layout.HIST.size
-            files, syncfs = value[bpf_layout.SYNC_COUNTS.size : split], value[split:]
-            last = self._last.get(key, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
-            self._last[key] = (counts, files, syncfs)
+            histograms = tuple(value[at : at + bpf_layout.HIST.size] for at in _HISTOGRAMS)
+            last = self._last.get(key, _NO_SYNCS)
+            self._last[key] = (counts, histograms)
             inflight, oldest = waiting.pop(name, (0, 0.0))
+            files, syncfs, commits = map(difference, histograms, last[1])
             result[name] = SyncSample(
                 fsyncs=max(0, counts[0] - last[0][0]),
                 fdatasyncs=max(0, counts[1] - last[0][1]),
-                latency=difference(files, last[1]),
+                latency=files,
                 inflight=inflight,
                 oldest_s=oldest,
-                syncfs_latency=difference(syncfs, last[2]),
+                syncfs_latency=syncfs,
+                commits=commits if self._sees_sleep else None,
+                throttled_s=max(0, counts[3] - last[0][3]) / 1e9,
             )
         for name, (inflight, oldest) in waiting.items():
-            result[name] = SyncSample(inflight=inflight, oldest_s=oldest)
-        # An unmount is a sync, and any user may have filesystems by the thousand. Those known
-        # longest go: a disk's comes back without a loss, as its count begins anew.
-        for key in _make_room(self._done_map, len(self._last), dict.fromkeys(self._last, 0)):
+            result[name] = self.nothing(inflight, oldest)
+        # Those of disks stay: 512 disks are more than a host has, and to lose one hides its floods.
+        # Of the others, in removed or hidden filesystems, those known longest go.
+        for key in make_room(
+            self._done_map, len(self._last),
+            {key: at for at, key in enumerate(self._last) if not known(_name(key))},
+        ):
             del self._last[key]
         return result
+
+    def nothing(self, inflight: int = 0, oldest_s: float = 0.0) -> SyncSample:
+        """Of a device where no sync ended."""
+        commits = Histogram() if self._sees_sleep else None
+        return SyncSample(inflight=inflight, oldest_s=oldest_s, commits=commits)
 
     def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
         """Whether the thread has left a sync whose end was missed.
@@ -237,21 +276,6 @@ def thread_state(tid: int) -> Optional[Tuple[str, float]]:
         return None
 
 
-def _make_room(
-    table: libbpf.Map, entries: int, spare: Mapping[bytes, int], idle: int = 0
-) -> List[bytes]:
-    """Keep half a table free, as far as the `spare` entries go; which keys that took away.
-
-    `spare` says of each when it was active last; all from before `idle` go.
-    """
-    excess = entries - table.max_entries // 2
-    idlers = sum(last < idle for last in spare.values())
-    gone = heapq.nsmallest(max(excess, idlers), spare, key=spare.__getitem__)
-    for key in gone:
-        table.delete(key)
-    return gone
-
-
 class CgroupSyncReader:
     """Syncs that were begun since the last read, by cgroup."""
 
@@ -263,19 +287,21 @@ class CgroupSyncReader:
     def read(self) -> CgroupReadings:
         found: CgroupReadings = {}
         seen: Dict[bytes, Tuple[int, int]] = {}
+        ranks: Dict[bytes, Tuple[int, int]] = {}  # by the syncs of this tick
         for key, value in self._reader.read():
             count, last_ns, pid = bpf_layout.CGROUP_SYNCS.unpack(value)
             last = self._last.get(key, (0, 0))
             seen[key] = (count, last_ns)
+            ranks[key] = (0, last_ns)
             if last_ns == last[1]:
                 continue
             # Removed and back again: the count began anew.
             grown = count - last[0] if count > last[0] else count
+            ranks[key] = (grown, last_ns)
             cgroup, dev = bpf_layout.CGROUP_KEY.unpack(key)
             found[cgroup, bpf_layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
         # Also those that are active: they come back without a loss, as their count begins anew.
-        spare = {key: last_ns for key, (_, last_ns) in seen.items()}
-        for key in _make_room(self._map, len(seen), spare):
+        for key in make_room(self._map, len(seen), ranks):
             del seen[key]
         self._last = seen
         return found
@@ -291,29 +317,38 @@ class TaskReader:
         self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
         self._reads = 0
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
+        self.dirtied_bytes = 0  # in the last read, by all threads
+        self.sleeps: Dict[bytes, Sleep] = {}  # that no sync has followed, by thread
 
     def read(self) -> Tuple[TaskSample, ...]:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
-        self.cgroups = {}
+        self.cgroups, self.sleeps, self.dirtied_bytes = {}, {}, 0
         self._reads += 1
         seen: Dict[bytes, Tuple[int, int, int, int]] = {}
-        idle: Dict[bytes, int] = {}
+        grown: Dict[bytes, int] = {}
         for tid, value in self._reader.read():
-            born, first, size, slept, cgroup, _, pid, dev, comm = bpf_layout.DIRTIER.unpack(value)
+            (
+                born, first, size, slept, attached, synced, cgroup, _, pid, dev, synced_dev, comm,
+            ) = bpf_layout.DIRTIER.unpack(value)
+            if synced and slept > attached:
+                number = bpf_layout.devno(synced_dev)
+                self.sleeps[tid] = Sleep(number, slept, slept - attached, synced)
             last = self._last.get(tid)
             if last is None or last[0] != born or slept < last[2] or size < last[1]:
                 # New, or removed and back again: counted from where its entry begins.
                 last = (born, first, 0, self._reads)
+            grown[tid] = max(0, size - last[1])
             if (size, slept) == last[1:3]:
-                seen[tid], idle[tid] = last, last[3]
+                seen[tid] = last
                 continue
             seen[tid] = (born, size, slept, self._reads)
+            self.dirtied_bytes += grown[tid]
             task = TaskSample(
                 pid=pid,
                 comm=comm.split(b"\0")[0].decode(errors="replace"),
                 cgroup_id=cgroup,
                 device=bpf_layout.devno(dev) if dev else None,
-                dirtied_bytes=max(0, size - last[1]),
+                dirtied_bytes=grown[tid],
                 throttled_s=(slept - last[2]) / 1e9,
             )
             by_process.setdefault((pid, bpf_layout.devno(dev)), []).append(task)
@@ -321,13 +356,27 @@ class TaskReader:
             self.cgroups[key] = self.cgroups.get(key, CgroupReading()) + CgroupReading(
                 task.dirtied_bytes, task.throttled_s, pid=pid
             )
-        # One that is active would come back without what it dirtied until then.
-        for tid in _make_room(self._map, len(seen), idle, self._reads - IDLE_READS):
+        idle = {tid for tid, last in seen.items() if last[3] < self._reads - IDLE_READS}
+        for tid in make_room(self._map, len(seen), self._ranks(seen, grown), idle):
             del seen[tid]
         self._last = seen
         tasks = [_merge(threads) for threads in by_process.values()]
         tasks.sort(key=lambda task: (task.throttled_s, task.dirtied_bytes), reverse=True)
         return tuple(tasks[:MOST_TASKS])
+
+    def _ranks(
+        self, seen: Mapping[bytes, Tuple[int, int, int, int]], grown: Mapping[bytes, int]
+    ) -> Dict[bytes, Tuple[bool, int, int]]:
+        """The smallest dirtiers go first: one that is active comes back without what it dirtied
+        until then. A quarter of the table is for the commits that wait longest.
+        """
+        if len(seen) <= self._map.max_entries // 2:
+            return {}
+        longest = heapq.nlargest(
+            self._map.max_entries // 4, self.sleeps, key=lambda tid: self.sleeps[tid].pending_ns
+        )
+        waiting = set(longest)
+        return {tid: (tid in waiting, size, seen[tid][3]) for tid, size in grown.items()}
 
 
 def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
@@ -382,20 +431,6 @@ class SysctlWriteReader:
                 )
             )
         return tuple(found)
-
-
-class LossCounters:
-    """The object's .bss."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-
-    def read(self) -> Tuple[int, int, int, int]:
-        """Completions without a slot, syncs lost, syncs whose end cannot be seen, looks at
-        threads and cgroups whose table was full.
-        """
-        no_slot, lost, unmatched, no_room = bpf_layout.STATE.unpack_from(self._memory)
-        return no_slot, lost, unmatched, no_room
 
 
 def _text(raw: bytes) -> str:

@@ -21,19 +21,23 @@ from typing import Collection, Dict, List, Optional, Sequence, Tuple, Type, Unio
 from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
 from writebackd.kernel.bcc_object import BccObject
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
+from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.full_tables import LossCounters
 from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
-    LossCounters,
+    Known,
     Reading,
     SyncReader,
     SysctlWriteReader,
     TaskReader,
     together,
+    unknown,
 )
 from writebackd.kernel.mounts import mounted_types
-from writebackd.types.samples import ProbeInfo
+from writebackd.types.copying import replace
+from writebackd.types.samples import ProbeInfo, SyncSample
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +71,7 @@ class ProcfsProbe:
     def info(self) -> ProbeInfo:
         return self._info
 
-    def read(self) -> Optional[Reading]:
+    def read(self, known: Known = unknown) -> Optional[Reading]:
         """None: this probe sees no requests and no syncs."""
         return None
 
@@ -113,11 +117,16 @@ class BpfProbe:
             queue_latency=queue_latency,
             dirty_grain=DIRTY_GRAIN,
             jiffy_ns=round(time.clock_getres(_CLOCK_COARSE) * 1e9),
+            # For the trials, so that the verifier sees all, and a filesystem in memory counts.
+            sees_sleep=1,
+            without_disk=1,
         )
         self._image = image
         self.choice = hooks.choose(
             self._open_object, cgroup, talkers, self._set_constants, fsync_hook, mounted
         )
+        self._constants.without_disk = 0
+        self._constants.sees_sleep = self.choice.sees_sleep
         self._object = self._open_object()
         self._maps: List[mmap.mmap] = []
         self._ticks = 0
@@ -145,6 +154,7 @@ class BpfProbe:
             obj.set_entries("queue_slots", blocks)
         obj.set_entries("dirtiers", self._entries)
         obj.set_entries("cgroup_syncs", self._entries)
+        obj.set_entries("committers", self._entries)
         self._set_constants(obj)
         for name, size in bpf_layout.VALUE_SIZES.items():
             found = obj.map(name).value_size
@@ -158,12 +168,16 @@ class BpfProbe:
             self._mapped("io_slots"), self._mapped("queue_slots") if queue_latency else None, sizes
         )
         self._syncs = SyncReader(
-            obj.map("syncs"), obj.map("syncs_inflight"), self.choice.misses_ends
+            obj.map("syncs"), obj.map("syncs_inflight"), self.choice.misses_ends,
+            self.choice.sees_sleep,
         )
+        self._committers = CommitterReader(obj.map("committers"))
+        self._waits = CommitWaits()
         self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
         self._sysctl_writes = SysctlWriteReader(obj.map("sysctl_writes"))
         self._losses = LossCounters(self._mapped(".bss"))
+        self._lost = self._losses.read()
         self._map_bytes = sum(bpf_map.memory_bytes() for bpf_map in obj.maps())
 
     def _set_constants(self, obj: libbpf.Object) -> None:
@@ -175,15 +189,16 @@ class BpfProbe:
         return memory
 
     def info(self) -> ProbeInfo:
-        no_slot, lost, unmatched, no_room = self._losses.read()
+        lost = self._losses.read()
         losses = {
-            "completions of devices that came after the start": no_slot,
+            "completions of devices that came after the start": lost.no_slot,
             "completions that came while another was counted":
                 self.run_stats("rq_complete")[2],
-            "syncs: more than 8192 at once or 1024 filesystems": lost,
+            "syncs: more than 8192 at once or 1024 filesystems": lost.syncs,
             "syncs whose end was missed": self._syncs.abandoned,
-            "syncs whose end no hook here can see": unmatched,
-            f"updates of who dirties or syncs: more than {self._entries} at once": no_room,
+            "syncs whose end no hook here can see": lost.unmatched,
+            f"updates of who dirties or syncs: more than {self._entries} at once": lost.looks,
+            f"sleeps before a sync: more than {self._entries} processes sync at once": lost.sleeps,
         }  # fmt: skip
         tracepoint = self._object.TRACEPOINT
         return ProbeInfo(
@@ -199,22 +214,43 @@ class BpfProbe:
             bpf_ns_per_io=self._ns_per_io,
         )
 
-    def read(self) -> Optional[Reading]:
-        """Everything since the last call.  Raises BpfError when a map fails."""
+    def read(self, known: Known = unknown) -> Optional[Reading]:
+        """Everything since the last call, of devices that are `known` in any case.
+
+        Raises BpfError when a map fails.
+        """
         self._sample_cost()
         try:
+            before, self._lost = self._lost, self._losses.read()
+            tasks = self._tasks.read()
             reading = Reading(
                 classes=self._blocks.read(),
-                syncs=self._syncs.read(),
-                tasks=self._tasks.read(),
+                syncs=self._read_syncs(known),
+                tasks=tasks,
                 cgroups=together(self._cgroups.read(), self._tasks.cgroups),
                 writers=self._sysctl_writes.read(),
+                no_syncs=self._syncs.nothing(),
+                syncs_lost=self._lost.syncs - before.syncs,
+                unlisted=self._lost.looks > before.looks,
+                dirtied_bytes=self._tasks.dirtied_bytes,
             )
         except struct.error as error:
             raise libbpf.BpfError(f"a map's contents: {error}", errno.EIO) from None
         if self._blocks.unstamped and not self._issue_attached and self.choice.issue:
             self._stamp_requests(self.choice.issue)
         return reading
+
+    def _read_syncs(self, known: Known) -> Dict[str, SyncSample]:
+        syncs = self._syncs.read(known)
+        if not self.choice.sees_sleep:
+            return syncs
+        sleeps = {b"process" + pid: sleep for pid, sleep in self._committers.read().items()}
+        sleeps.update(self._tasks.sleeps)
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        for devno, waited_s in self._waits.longest(sleeps, now).items():
+            sync = syncs.get(devno) or self._syncs.nothing()
+            syncs[devno] = replace(sync, throttled_now_s=waited_s)
+        return syncs
 
     def _stamp_requests(self, issue: hooks.Hook) -> None:
         """A queue keeps no start times: note them ourselves from now on."""
@@ -246,7 +282,7 @@ class BpfProbe:
         At its first mount, after the hooks were chosen, a filesystem's module is loaded, and system
         calls may have to be watched for it.
         """
-        if self._losses.read()[0]:
+        if self._losses.read().no_slot:
             return False
         return all(self._sees(fstype) for fstype in fstypes if fstype in hooks.FSYNC)
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 from operator import add
-from typing import Callable, Collection, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Callable, Collection, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from writebackd.kernel.cgroup_index import CgroupIndex
-from writebackd.kernel.cgroup_io_max import cgroup2_mount, path_of_process
+from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.map_readers import CgroupReading, Reading
@@ -31,6 +32,9 @@ from writebackd.types.storage import Backing, Device
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
 NAMED_TASKS = 5
+# Cgroups that are looked up in a tick: so many that dirtied most, and as many that synced most.
+# Those found before cost nothing.
+MOST_RESOLVED = 32
 
 
 class Sampler:
@@ -52,6 +56,7 @@ class Sampler:
         self._host = host_info(files)
         self._disks = DiskStatsReader(files)
         self._last: Dict[str, DiskStats] = {}
+        self._dirtied: Optional[int] = None
         self._devices: Tuple[Device, ...] = ()  # of the last tick, and the numbers that they need
         self._numbers: FrozenSet[str] = frozenset()
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
@@ -76,10 +81,11 @@ class Sampler:
                 number for each in devices for number in (each.devno, *each.leaf_devnos)
             )
         disks = self._disks.read(self._numbers)
-        reading = self.probe.read()
+        reading = self.probe.read(self._topology.by_fs)
         self.writers = reading.writers if reading is not None else ()
         syncs = self._syncs_by_device(reading)
-        nothing = SyncSample() if reading is not None else None
+        # What was lost may have been theirs: no syncs, or not seen?
+        nothing = reading.no_syncs if reading is not None and not reading.syncs_lost else None
         samples = []
         for device in devices:
             grown = self._grown(device, disks)
@@ -112,7 +118,18 @@ class Sampler:
             cgroups=self._by_cgroup(reading, time_s, dt_s, paced if watch_cgroups else None),
             actions=actions,
             backings=backings,
+            unlisted_bytes=self._unlisted(reading, vm.dirtied_bytes),
         )
+
+    def _unlisted(self, reading: Optional[Reading], dirtied: Optional[int]) -> int:
+        """What the kernel counted as dirtied, less what the threads in the probe's table did.
+
+        Without a loss the difference is what threads have dirtied since they were looked at.
+        """
+        before, self._dirtied = self._dirtied, dirtied
+        if reading is None or not reading.unlisted or before is None or dirtied is None:
+            return 0
+        return max(0, dirtied - before - reading.dirtied_bytes)
 
     def locate(self, write: ForeignWrite) -> ForeignWrite:
         """The same write with its writer's cgroup, where that is still there."""
@@ -153,7 +170,11 @@ class Sampler:
             device = self._topology.by_fs(number)
             key = (cgroup_id, device.name if device else None)
             sums[key] = sums.get(key, CgroupReading()) + seen
-        paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
+        resolved = _largest(sums)
+        paths = {
+            key[0]: self._cgroups.path(key[0], seen.pid if key[0] in resolved else 0)
+            for key, seen in sums.items()
+        }
         dirtied: Dict[Optional[str], Dict[str, float]] = {}
         slept: Dict[str, float] = {}
         for (cgroup_id, device_name), seen in sums.items():
@@ -196,9 +217,18 @@ class Sampler:
         tasks = []
         for task in reading.tasks:
             device = self._topology.by_fs(task.device) if task.device else None
-            cgroup = path_of_process(self._files, str(task.pid)) if task in busiest else None
+            cgroup = self._cgroups.of_process(task.pid) if task in busiest else None
             tasks.append(replace(task, device=device.name if device else None, cgroup=cgroup))
         return tuple(tasks)
+
+
+def _largest(sums: Mapping[Tuple[int, Optional[str]], CgroupReading]) -> Set[int]:
+    """The cgroups that are worth a look: any user may have some by the thousand."""
+    if len(sums) <= MOST_RESOLVED:
+        return {cgroup_id for cgroup_id, _ in sums}
+    by_bytes = heapq.nlargest(MOST_RESOLVED, sums, key=lambda key: sums[key].dirtied_bytes)
+    by_syncs = heapq.nlargest(MOST_RESOLVED, sums, key=lambda key: sums[key].syncs)
+    return {cgroup_id for cgroup_id, _ in (*by_bytes, *by_syncs)}
 
 
 def _add(a: DiskStats, b: DiskStats) -> DiskStats:

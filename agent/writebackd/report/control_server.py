@@ -28,6 +28,8 @@ MAX_CLIENTS = 64
 # Of one user other than root (all that are not known are one): answers are megabytes with
 # 1 000 devices, and the rest get in.
 MAX_CLIENTS_PER_UID = 32
+# Answers that clients have not taken yet, over all of them; one more is always given.
+MAX_ANSWER_BYTES = 32 << 20
 DEADLINE_S = 5.0  # from connection to the last byte of the answer
 # New connections taken per call, so that a storm of them cannot delay a tick.
 _ACCEPTS_PER_CALL = 4
@@ -92,14 +94,15 @@ def seconds_argument(args: Mapping[str, Any], name: str) -> Optional[float]:
 
 
 class _Client:
-    __slots__ = ("answer", "deadline_s", "received", "sock", "uid")
+    __slots__ = ("answer", "deadline_s", "line", "received", "sock", "uid")
 
     def __init__(self, sock: socket.socket, uid: Optional[int], deadline_s: float) -> None:
         self.sock = sock
         self.uid = uid  # None: it came over TCP, and the kernel does not say
         self.deadline_s = deadline_s
         self.received = bytearray()
-        self.answer: Optional[memoryview] = None
+        self.line = b""  # the answer, in memory until its last byte is sent
+        self.answer: Optional[memoryview] = None  # what is still to be sent of it
 
 
 class LoopServer(ABC):
@@ -238,9 +241,27 @@ class LoopServer(ABC):
             if not chunk:
                 self._drop(client)
             return
+        if not self._fits(answer, client.uid):
+            answer = self._busy()
+        client.line = answer
         client.answer = memoryview(answer)
         if self._selector is not None:
             self._selector.modify(client.sock, selectors.EVENT_WRITE, self)
+
+    def _fits(self, answer: bytes, uid: Optional[int]) -> bool:
+        """Whether there is memory for one more; root takes that of the oldest other client."""
+        while True:
+            held = [c for c in self._clients.values() if c.answer is not None]
+            # What clients share is there once.
+            lines = {id(c.line): len(c.line) for c in held}
+            if not lines or id(answer) in lines:
+                return True
+            if sum(lines.values()) + len(answer) <= MAX_ANSWER_BYTES:
+                return True
+            others = [c for c in held if c.uid != 0]
+            if uid != 0 or not others:
+                return False
+            self._drop(min(others, key=lambda c: c.deadline_s))
 
     def _write(self, client: _Client) -> None:
         assert client.answer is not None
