@@ -14,6 +14,8 @@ from writebackd.control.decide import decide
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import Sample
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
 TICK_S = 1.0
@@ -24,11 +26,29 @@ SETTLED_S = 25.0
 ARRIVED = 0.1
 
 
+@dataclass(frozen=True)
+class Waits:
+    """What commits took in one tick."""
+
+    commits: Histogram
+    oldest_s: float  # of those that have not ended
+
+
+@dataclass(frozen=True)
+class Felt:
+    """What users felt of a run: commits, with the sleep in write()."""
+
+    mean_s: Optional[float]
+    worst_second_s: float  # the worst tick's 99th percentile
+    longest_s: float
+
+
 @dataclass
 class Run:
     """What one contender did."""
 
-    sync_rate: List[float] = field(default_factory=list)  # per load, in the judged window
+    sync_rate: List[float] = field(default_factory=list)  # commits/s per load, when judged
+    waits: List[Waits] = field(default_factory=list)  # of each judged tick
     device_rate: float = 0.0  # bytes per second onto the disks, in the judged window
     disk_rates: List[float] = field(default_factory=list)  # the same of each
     most_dirty: List[float] = field(default_factory=list)  # bytes, of each disk in that window
@@ -48,14 +68,18 @@ def run(
     flooded: bool = True,
     tick_s: float = TICK_S,
     law: Law = decide,
+    background: Optional[int] = None,
 ) -> Run:
-    """One contender: `law` with `policy`, else a fixed `limit`, else the kernel's default."""
+    """One contender: `law` with `policy`, else fixed limits, else the kernel's default.
+
+    Without `background` that is half of `limit`.
+    """
     plant = scenario.plant(seed, flooded)
     loop = None
     if policy is not None:
         loop = Loop(policy, plant, Memory(mode=Mode(policy.mode)), law=law)
     else:
-        plant.set_limits(limit, None)
+        plant.set_limits(limit, background)
     result = Run()
     before: Optional[Tuple[List[int], List[float]]] = None
     result.most_dirty = [0.0] * len(plant.disks)
@@ -64,12 +88,14 @@ def run(
             before = _totals(plant)
         if loop is None:
             plant.advance(tick_s)
+            sample = plant.sample()
         else:
-            _, _, decision = loop.tick(tick_s)
+            sample, _, decision = loop.tick(tick_s)
             result.reasons.append("; ".join(
                 f"{d.state.value}: {d.reason}" for d in decision.devices))
         result.limits.append((plant.now_s, plant.limit))
         if before is not None:
+            result.waits.append(_waits(sample))
             result.most_dirty = [max(most, state.dirty)
                                  for most, state in zip(result.most_dirty, plant.disks)]
     assert before is not None, f"{scenario.name} is judged after its end"
@@ -86,6 +112,20 @@ def run(
 
 def _totals(plant: Plant) -> Tuple[List[int], List[float]]:
     return [load.done for load in plant.loads], [state.written for state in plant.disks]
+
+
+def _waits(sample: Sample) -> Waits:
+    syncs = [device.sync for device in sample.devices if device.sync is not None]
+    return Waits(sum((sync.commit_latency for sync in syncs), Histogram()),
+                 max((sync.oldest_commit_s for sync in syncs), default=0.0))
+
+
+def felt(result: Run) -> Felt:
+    """Mean, worst second and longest commit of the judged window."""
+    worst_s = [max(waits.commits.quantile(0.99) or 0.0, waits.oldest_s) for waits in result.waits]
+    longest_s = [max(waits.commits.quantile(1.0) or 0.0, waits.oldest_s) for waits in result.waits]
+    every = sum((waits.commits for waits in result.waits), Histogram())
+    return Felt(every.mean(), max(worst_s, default=0.0), max(longest_s, default=0.0))
 
 
 def judge(result: Run, idle: Run, default: Run) -> Run:

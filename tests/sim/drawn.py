@@ -41,6 +41,8 @@ from writebackd.policy.schema import Policy
 from writebackd.trial.ladder import KEPT
 
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
+BACKGROUNDS = (0.1, 0.25, 0.8)  # of the limit, beside half of it
+KNEE_S = 16e-3  # `knee`: so many seconds of the drain rate as limit, half of it as background
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
 MULTIPLES = ("SEEK", "PAYS", "FASTER", "RISE", "IN_FORCE", "WAVE_LONGER", "SLOW_MULTIPLE")
@@ -150,7 +152,7 @@ class Found:
 
     scenario: Scenario
     runs: Mapping[str, Run]
-    best: str  # fixed limit, in hindsight
+    best: str  # fixed pair of limits, in hindsight
     allowed: float
 
     def share(self, name: str) -> float:
@@ -173,7 +175,13 @@ def compare(
     for megabytes in STATIC_MB:
         runs[f"{megabytes}M"] = bench.judge(
             bench.run(scenario, limit=megabytes * MB, seed=seed), idle, default)
+        for share in BACKGROUNDS:
+            runs[f"{megabytes}M/{share:.0%}"] = bench.judge(
+                bench.run(scenario, limit=megabytes * MB, seed=seed,
+                          background=int(share * megabytes * MB)), idle, default)
     best = max((name for name in runs if name != "default"), key=lambda name: score(runs[name]))
+    for name, limit in (("16M/8M", 16 * MB), ("knee", int(KNEE_S * scenario.disks[0].drain))):
+        runs[name] = bench.judge(bench.run(scenario, limit=limit, seed=seed), idle, default)
     for name, make in laws.items():
         runs[name] = bench.judge(
             bench.run(scenario, policy=policy, seed=seed, law=make()), idle, default)
@@ -188,7 +196,8 @@ def table(
     half = half_of(chosen)
     found = [compare(seed, policy, laws) for seed in chosen]
     lines = [f"{half}: {len(found)} hosts, seeds {chosen[0]} to {chosen[-1]}; geometric means",
-             "score = f x min(1, g/0.95)^4; of best: share of the best fixed limit of each host"]
+             "score = f x min(1, g/0.95)^4, f of commits; of best: share of the best fixed pair of",
+             "limits of each host; worst s: the worst second's p99 of commits, and the longest"]
     if verbose:
         lines += ["", *(line(each, laws) for each in found)]
     for title, waves in (("steady floods", False), ("floods in waves", True)):
@@ -256,7 +265,9 @@ def _changed(name: str, value: Any) -> Iterator[None]:
 
 def _group(title: str, group: Sequence[Found], names: Sequence[str]) -> List[str]:
     lines = [f"{f'{title}, {len(group)}':24}{'f':>8}{'g':>7}{'score':>8}{'of best':>9}"
-             f"{f'< {LOW}':>7}{'worst':>7}{'of allowed':>12}{'changes/min':>13}"]
+             f"{f'< {LOW}':>7}{'worst':>7}{'of allowed':>12}{'changes/min':>13}"
+             f"{'worst s, ms':>13}{'longest':>9}"]
+    names = [name for name in names if not name.endswith("%")]
     for name in (*names[: 1 + len(STATIC_MB)], "best fixed", *names[1 + len(STATIC_MB):]):
         runs = [each.runs[each.best if name == "best fixed" else name] for each in group]
         shares = [score(run) / score(each.runs[each.best]) for run, each in zip(runs, group)]
@@ -269,7 +280,9 @@ def _group(title: str, group: Sequence[Found], names: Sequence[str]) -> List[str
             f"{_geometric([score(run) for run in runs]):8.3f}"
             f"{_geometric(shares):9.3f}{low:7.0%}{min(shares):7.2f}"
             f"{_geometric([score(run) / each.allowed for run, each in zip(runs, group)]):12.3f}"
-            f"{changes:13.1f}")
+            f"{changes:13.1f}"
+            f"{1e3 * _geometric([bench.felt(run).worst_second_s for run in runs]):13.0f}"
+            f"{1e3 * _geometric([bench.felt(run).longest_s for run in runs]):9.0f}")
     return lines
 
 

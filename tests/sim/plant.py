@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Host and disks as equations: what a limit does to a flood and to fsync.
+"""Host and disks as equations: what the dirty limits do to a flood and to commits.
 
 Per step of 50 ms the flows are in equilibrium, except what fills and drains slowly: pages in
 memory (D) and the disk's write cache (F).  Figures not marked otherwise were fitted to the
-tables of tests/sim/shape.py (`python -m tests.sim shape` prints them beside the model); they
-hold to a factor of about 1.5 in the fsync rate.
+tables of tests/sim/shape.py (`python -m tests.sim shape` prints them beside the model): commits
+to a factor of about 1.5, and to a quarter where both limits and the sleep in write() were measured.
 
 Left out: expiry of dirty pages after 30 s, reads, the memcg quantum, and of the levers beside
 the global pair all but pacing and, where a plant is told to have them, limits per device.
@@ -54,6 +54,17 @@ GRAIN = 1 * MB
 GRAIN_PER_WRITER = 128 << 10
 # A writer's memory speed; dd through the page cache of a small server.
 COPY_RATE = 1000.0 * MB
+# What the flusher writes of a file before it looks at the background limit again
+# (MIN_WRITEBACK_PAGES).
+FLUSH_CHUNK = 4.0 * MB
+# balance_dirty_pages: a sleep of two jiffies at HZ=250 lasts 4 to 8 ms, and none more than 200 ms.
+PAUSE_S, MAX_PAUSE_S = 6e-3, 0.2
+# A committer is caught by this part of the flood's sleeps while the flood stays below the limit;
+# where each chunk of a fast one jumps over it, it sleeps so much of the time (0.7 to 0.8 measured),
+# and half of that where jumps are so far apart ...
+CAUGHT, OVER_LIMIT, APART_S = 0.355, 0.8, 40e-3
+# ... half of it in long sleeps: the flood, woken by the same tick, is over the limit again first.
+LONG_SLEEPS = 0.5
 # The daemon looks so much sooner where a decision asks for it.
 HURRY = 0.5
 FLOOD_CGROUP = "/system.slice/flood.service"
@@ -79,6 +90,9 @@ SWEEP_EVERY_S, SWEEP_SHARE = 8.7, 0.25
 SWEEP_BESIDE, BLOCKS_MOST, SHARED = 0.05, 0.5, 0.5
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
+# With room in the cache what is under writeback goes at the speed of the link, and a sync waits for
+# this part of it, in the mean.
+QUEUE_AHEAD = 0.12
 # Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
 # dirty pages for most of them.
 AHEAD_UNCACHED = 1.0 * MB
@@ -93,10 +107,13 @@ REQUEST_BYTES = 512 << 10
 
 # Spread of latencies around their mean, as (share, multiple) in ascending order: unloaded p99 is
 # 2 to 4 times p50, and a wait for room lies anywhere between nothing and all that is queued.
-FAST_SPREAD = ((0.1, 0.72), (0.2, 0.83), (0.2, 0.91), (0.2, 0.98), (0.2, 1.1), (0.07, 1.4),
-               (0.02, 2.1), (0.01, 3.0))
-SLOW_SPREAD = ((0.1, 0.37), (0.2, 0.67), (0.2, 0.9), (0.2, 1.12), (0.2, 1.35), (0.07, 1.5),
-               (0.02, 1.6), (0.01, 1.8))
+SPREADS = {
+    "fast": ((0.1, 0.72), (0.2, 0.83), (0.2, 0.91), (0.2, 0.98), (0.2, 1.1), (0.07, 1.4),
+             (0.02, 2.1), (0.01, 3.0)),
+    "slow": ((0.1, 0.37), (0.2, 0.67), (0.2, 0.9), (0.2, 1.12), (0.2, 1.35), (0.07, 1.5),
+             (0.02, 1.6), (0.01, 1.8)),
+    "exact": ((1.0, 1.0),),
+}
 
 
 @dataclass(frozen=True)
@@ -197,31 +214,27 @@ def bucket(seconds: float) -> int:
 class _Tally:
     """Latencies of a tick by their mean; spread out when the tick is read."""
 
-    __slots__ = ("fast", "slow")
-
     def __init__(self) -> None:
-        self.fast: Dict[float, float] = {}
-        self.slow: Dict[float, float] = {}
+        self.counts: Dict[Tuple[str, float], float] = {}
 
-    def add(self, kind: Dict[float, float], mean_s: float, count: float) -> None:
+    def add(self, kind: str, mean_s: float, count: float) -> None:
         # Means within 1 % are one, or every step of a draining queue would be its own.
-        key = float(f"{mean_s:.2g}")
-        kind[key] = kind.get(key, 0.0) + count
+        key = kind, float(f"{mean_s:.2g}")
+        self.counts[key] = self.counts.get(key, 0.0) + count
 
     def histogram(self, rng: random.Random) -> Histogram:
         counts: Dict[int, int] = {}
-        for kind, spread in ((self.fast, FAST_SPREAD), (self.slow, SLOW_SPREAD)):
-            for mean_s, count in kind.items():
-                # Of few values the random phase picks which; of many each its share.
-                position = rng.random()
-                last = int(position)
-                for share, multiple in spread:
-                    position += share * count
-                    whole = int(position)
-                    if whole > last:
-                        index = bucket(mean_s * multiple)
-                        counts[index] = counts.get(index, 0) + whole - last
-                        last = whole
+        for (kind, mean_s), count in self.counts.items():
+            # Of few values the random phase picks which; of many each its share.
+            position = rng.random()
+            last = int(position)
+            for share, multiple in SPREADS[kind]:
+                position += share * count
+                whole = int(position)
+                if whole > last:
+                    index = bucket(mean_s * multiple)
+                    counts[index] = counts.get(index, 0) + whole - last
+                    last = whole
         return Histogram(tuple(sorted(counts.items())))
 
 
@@ -246,6 +259,9 @@ class DiskState:
         self.most_syncs = FOREVER
         self.since_full_s = FOREVER
         self.let_in: Optional[float] = None  # on its way to the rate of a limit
+        self.jump = 0.0  # how likely a chunk of the flood jumps from freerun over the limit
+        self.caught = 0.0  # part of the time that a committer sleeps for it, in short sleeps
+        self.shut_s = 0.0  # what is left of a long sleep
         self.scattered = 0.0  # blocks of syncs that wait for the media
         self.sweep = 0.0  # of these, what the sweep under way has before it
         self.sweep_s, self.next_sweep_s = 0.0, SWEEP_EVERY_S  # when it began, and the next one
@@ -256,14 +272,10 @@ class DiskState:
         self.reset()
 
     def reset(self) -> None:
-        self.out = 0.0
-        self.busy_s = 0.0
-        self.accepted = 0.0
-        self.throttled_s = 0.0
-        self.syncs = _Tally()
-        self.background = _Tally()
-        self.sync_count = 0
-        self.sync_bytes = 0
+        self.out = self.busy_s = self.accepted = self.throttled_s = 0.0
+        self.asleep_s = 0.0  # of committers
+        self.syncs, self.commits, self.background = _Tally(), _Tally(), _Tally()
+        self.sync_count = self.sync_bytes = 0
 
     @property
     def keeps(self) -> bool:
@@ -297,6 +309,7 @@ class LoadState:
         self.load = load
         self.carry = 0.0
         self.waiting_s = 0.0  # since the last return
+        self.asleep_s = 0.0  # in the write() that a sync will follow
         self.active = False
         self.done = 0
 
@@ -332,6 +345,7 @@ class Plant:
         self.events = sorted(events, key=lambda event: event.time_s)
         self.rng = random.Random(seed)
         self.luck = random.Random(seed + 1)  # of what other hosts and heads do
+        self.chance = random.Random(seed + 2)  # of who sleeps and who waits
         self.booted_s = booted_s
         self.per_device, self.groups = per_device, groups
         self.actions: Tuple[Action, ...] = ()  # on BDIs, since the last sample
@@ -409,7 +423,13 @@ class Plant:
         else:
             self.blocked_s = 0.0
         # Below that nobody is looked at: a disk that hangs is filled up to there.
-        free = (limit + background) / 2 - total
+        freerun = (limit + background) / 2
+        free = freerun - total
+        held, band = total > freerun * grip / limit, (limit - freerun) * grip / limit
+        # A limit lets in what the flood writes up to freerun, but with a background limit near it
+        # no more than the flusher writes before it is below that one; 1 with half of the limit.
+        flushed = max(FLUSH_CHUNK * limit / grip, 3.0 * (limit - freerun))
+        reach = min(freerun, flushed) / (0.75 * limit)
         # What hangs has its room, and the others share the rest.
         hung = sum(state.dirty for state in self.disks if state.disk.stalled)
         hung_part = hung * limit / grip
@@ -423,20 +443,23 @@ class Plant:
                     share * max(background - hung, 1.0))
             if state.disk.stalled:
                 part = state.dirty + max(0.0, free), 0.0, 0.0
+            mine = blocked, held, band
             if state.cap is not None:
                 # strict_limit: the cap is the device's limit, whatever room the host has; its
                 # setpoint as that of a global one with half of it in the background.
                 own = max(state.cap, float(grain))
                 part = own, 0.875 * own, 0.5 * own
-            self._write(state, h, demands[i], *part, blocked)
+                mine = blocked, state.dirty > 0.75 * own, 0.25 * own
+            self._throttle(state, h, grain, *mine)
+            self._write(state, h, demands[i], *part, blocked, 1.0 if state.cap else reach)
         for load in self.loads:
             self._sync(load, h)
 
     def _write(
         self, state: DiskState, h: float, demand: float,
-        limit: float, setpoint: float, background: float, blocked: bool,
+        limit: float, setpoint: float, background: float, blocked: bool, reach: float,
     ) -> None:
-        """A flood's step on one disk; `limit` and what follows are the disk's part."""
+        """A flood's step on one disk; `limit` to `background` are the disk's part."""
         disk = state.disk
         if disk.stalled:
             accepted = 0.0 if blocked else min(demand, max(0.0, limit - state.dirty) / h)
@@ -465,7 +488,7 @@ class Plant:
             demand_now = demand
             push = max(0.0, state.dirty + demand * h - background) / h
             if demand:
-                push = min(push, self._follow(state, limit, h))
+                push = min(push, self._follow(state, limit * reach, h))
         push = min(push, disk.link, state.pace)
         full = 0.0
         if disk.neighbour:
@@ -512,7 +535,30 @@ class Plant:
         state.accepted += accepted * h
         if demand:
             state.throttled_s += h * (1.0 - accepted / demand)
-        self._latency(state, h, out, drain, full)
+        # Pages below the background limit are not under writeback.
+        queued = state.dirty - max(0.0, 4 * setpoint - 3 * limit)
+        self._latency(state, h, out, drain, full, max(queued, 0.0))
+
+    def _throttle(
+        self, state: DiskState, h: float, chunk: float, blocked: bool, held: bool, band: float,
+    ) -> None:
+        """How committers sleep in balance_dirty_pages in this step, with this control band."""
+        state.shut_s = max(0.0, state.shut_s - h)
+        state.jump = state.caught = 0.0
+        if blocked:
+            state.shut_s = h
+        elif held:
+            state.jump = max(0.0, 1.0 - band / chunk)
+            flow = sum(each.weight for each in self.disks)
+            below = CAUGHT * PAUSE_S / (PAUSE_S + band / flow)
+            jumped = APART_S * flow * state.jump
+            over = OVER_LIMIT * jumped / (jumped + chunk)  # of the time in which it jumps
+            long = LONG_SLEEPS * over * state.jump
+            asleep = over * state.jump + (1.0 - state.jump) * below
+            state.caught = (asleep - long) / (1.0 - long)
+            begins = LONG_SLEEPS * over / (1.0 - long) / MAX_PAUSE_S  # per second
+            if not state.shut_s and self.chance.random() < h * begins:
+                state.shut_s = self.chance.expovariate(1.0 / (state.jump * MAX_PAUSE_S))
 
     def _sweep(self, state: DiskState, h: float) -> float:
         """Seconds of the step that the media spend on the blocks of a sweep."""
@@ -550,24 +596,26 @@ class Plant:
         return state.let_in
 
     def _latency(
-        self, state: DiskState, h: float, out: float, drain: float, full: float
+        self, state: DiskState, h: float, out: float, drain: float, full: float, queued: float,
     ) -> None:
         """What a sync costs in this step, and the flood's own requests."""
         disk = state.disk
         base = disk.baseline_s
-        load = min(1.0, out / drain)
-        queued = max(state.dirty, 1.0) / 0.875
-        wait = min(AHEAD * state.dirty, AHEAD_MOST) / drain
+        load = min(1.0, out / drain) * (1.0 - state.jump)
+        # As pages that are dirty, and as a limit, where the background limit is half of it.
+        dirty, as_limit = queued * 0.875 / 0.375, max(queued, 1.0) / 0.375
+        wait = min(AHEAD * dirty, AHEAD_MOST) / drain
         if disk.cache:
             fast = base * (1.0 + BESIDE_FLOOD * load)
+            fast += (1.0 - full) * min(QUEUE_AHEAD * queued, AHEAD_MOST) / disk.link
             knee = drain * disk.tau_s
-            breath = disk.breath * min(1.0, (queued / knee) ** BREATH_POWER)
-            breath /= 1.0 + (queued / drain / BREATH_ENDS_S) ** 4
+            breath = disk.breath * min(1.0, (as_limit / knee) ** BREATH_POWER)
+            breath /= 1.0 + (as_limit / drain / BREATH_ENDS_S) ** 4
             if disk.volatile:
                 # Each flush writes what came since the one before.
                 fast = base / (1.0 - min(0.6, load))
                 if disk.flush_s:
-                    ahead_s = FLUSHED_AHEAD * state.dirty / drain
+                    ahead_s = FLUSHED_AHEAD * dirty / drain
                     fast += (disk.flush_s + ahead_s) * min(1.0, 2.0 * load)
                 wait += 0.5 * disk.cache / drain
             if disk.neighbour:
@@ -576,8 +624,8 @@ class Plant:
             # The head is elsewhere, and the request under way goes first.
             fast = base * (1.0 + 2.0 * load)
             breath = 0.0
-            most = 0.66 * state.dirty**3 / (state.dirty**2 + UNCACHED_KNEE**2)
-            wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
+            most = 0.66 * dirty**3 / (dirty**2 + UNCACHED_KNEE**2)
+            wait = (min(AHEAD_UNCACHED, dirty) + min(most, AHEAD_MOST)) / drain
         if disk.seeks:
             fast *= state.mood
         failing_s = disk.failing_s * state.mood
@@ -588,10 +636,10 @@ class Plant:
         if requests:
             slow = full * (1.0 - 0.5 * breath)
             tally = state.background
-            tally.add(tally.fast, 1e-4 + 2 * REQUEST_BYTES / disk.link, requests * (1.0 - slow))
+            tally.add("fast", 1e-4 + 2 * REQUEST_BYTES / disk.link, requests * (1.0 - slow))
             if slow:
-                behind = min(0.3 * state.dirty, AHEAD_MOST / 2) / drain
-                tally.add(tally.slow, 2e-3 + behind + disk.neighbour_wait_s, requests * slow)
+                behind = min(0.3 * dirty, AHEAD_MOST / 2) / drain
+                tally.add("slow", 2e-3 + behind + disk.neighbour_wait_s, requests * slow)
         # A request at cache speed keeps the device busy only while it is on the link.
         state.busy_s += h * min(1.0, full + (1.0 - full) * 1.5 * out / disk.link)
         state.sync_rate = 0.0
@@ -600,18 +648,33 @@ class Plant:
         load = progress.load
         progress.active = load.on(self.now_s)
         if not progress.active:
-            progress.waiting_s = progress.carry = 0.0
+            progress.waiting_s = progress.carry = progress.asleep_s = 0.0
             return
         state = self.disks[load.device]
         if state.disk.stalled:
             progress.waiting_s += h
             state.busy_s += h
             return
+        # Who thinks for long meets the flood's sleeps at random; else they are a part of the time.
+        meets_s = PAUSE_S * load.think_s / (PAUSE_S + load.think_s)
+        sleeps_s = [state.caught * (sync_s / (1.0 - state.caught) + meets_s)
+                    for sync_s in (state.fast_s, state.slow_s)]
+        fast = load.threads * state.fast_time / (state.fast_s + load.think_s + sleeps_s[0])
+        slow = load.threads - load.threads * state.fast_time
+        slow /= state.slow_s + load.think_s + sleeps_s[1]
+        if state.shut_s:
+            # What was begun goes on, and then each thread sleeps in its next write().
+            shut_s = min(h, state.shut_s)
+            progress.carry = min(progress.carry + (fast + slow) * shut_s, float(load.threads))
+            asleep = int(progress.carry)
+            progress.asleep_s += shut_s * (asleep > 0)
+            state.asleep_s += shut_s * asleep
+            h -= shut_s
+            if not h:
+                return
         if load.bytes != SYNC_BYTES:
             self._sync_large(progress, state, h)
             return
-        fast = load.threads * state.fast_time / (state.fast_s + load.think_s)
-        slow = load.threads * (1.0 - state.fast_time) / (state.slow_s + load.think_s)
         stretch = max(1.0, (fast + slow) / max(1.0, state.most_syncs - state.sync_rate))
         rate = (fast + slow) / stretch
         cap = state.disk.operations
@@ -631,17 +694,30 @@ class Plant:
             state.sync_bytes += count * SYNC_BYTES
             if state.disk.scattered_s:
                 state.scattered += count
-            tally = state.syncs
             if capped:
                 # A queue before the limiter, from which each has its turn.
-                tally.add(tally.fast, load.threads / cap - load.think_s, count)
+                self._count(progress, "fast", load.threads / cap - load.think_s, count, 0.0)
                 return
-            slow_count = count * slow / (fast + slow)
+            slow_count = int(count * slow / (fast + slow) + self.chance.random())
             # Of seeks and parts of a turn none is like another.
-            alike = tally.slow if state.disk.seeks else tally.fast
-            tally.add(alike, state.fast_s * stretch, count - slow_count)
-            if slow_count:
-                tally.add(tally.slow, state.slow_s * stretch, slow_count)
+            alike = "slow" if state.disk.seeks else "fast"
+            self._count(progress, alike, state.fast_s * stretch, count - slow_count, sleeps_s[0])
+            self._count(progress, "slow", state.slow_s * stretch, slow_count, sleeps_s[1])
+
+    def _count(
+        self, progress: LoadState, kind: str, sync_s: float, count: int, sleep_s: float,
+    ) -> None:
+        """Syncs, and the commits that they end; before each `sleep_s` of sleep in the mean."""
+        state = self.disks[progress.load.device]
+        state.syncs.add(kind, sync_s, count)
+        state.asleep_s += sleep_s * count
+        if progress.asleep_s and count:
+            woken = min(count, progress.load.threads)
+            state.commits.add("exact", progress.asleep_s + sync_s, woken)
+            progress.asleep_s, count = 0.0, count - woken
+        asleep = int(count * min(1.0, sleep_s / PAUSE_S) + self.chance.random())
+        state.commits.add(kind, sync_s, count - asleep)
+        state.commits.add("slow", sync_s + PAUSE_S, asleep)
 
     def _sync_large(self, progress: LoadState, state: DiskState, h: float) -> None:
         """Syncs whose own bytes are what takes the time: at the drain rate, one after the other."""
@@ -658,7 +734,7 @@ class Plant:
             progress.waiting_s = 0.0
             progress.done += count
             state.sync_count += count
-            state.syncs.add(state.syncs.fast, each_s * load.threads, count)
+            self._count(progress, "fast", each_s * load.threads, count, 0.0)
 
     # ---- what a tick reads -----------------------------------------------
 
@@ -737,13 +813,17 @@ class Plant:
                      for p in mine if in_call[id(p)]),
                     default=0.0,
                 ),
+                commits=state.commits.histogram(self.chance),
+                throttled_s=state.asleep_s,
+                throttled_now_s=max((p.asleep_s for p in mine), default=0.0),
             ),
         )
-
 
     def _in_call(self, progress: LoadState, state: DiskState) -> int:
         """Threads that a look finds in the call, not in their think time."""
         load = progress.load
+        if progress.asleep_s:
+            return 0
         if state.disk.stalled or not load.think_s:
             return load.threads
         if load.threads == 1 and load.think_s > self.step_s:

@@ -98,3 +98,13 @@ def test_every_scenario_is_long_enough_to_be_judged(scenario: Scenario) -> None:
     result = bench.run(scenario, limit=4 * MB)
     assert len(result.sync_rate) == len(scenario.syncs)
     assert result.device_rate > 0 or not scenario.floods
+
+
+def test_what_users_feel_is_the_mean_the_worst_second_and_the_longest_commit() -> None:
+    scenario = Scenario("x", judged=10.0, end=50.0)
+    wide, narrow = (bench.felt(bench.run(scenario, limit=4 * MB, background=int(share * 4 * MB)))
+                    for share in (0.5, 0.9))
+    assert wide.mean_s == pytest.approx(1.4e-3, rel=0.2)
+    assert wide.worst_second_s < 0.03 and wide.longest_s < 0.05
+    assert narrow.worst_second_s > 5 * wide.worst_second_s or narrow.longest_s > 0.3
+    assert bench.felt(bench.Run()) == bench.Felt(None, 0.0, 0.0)

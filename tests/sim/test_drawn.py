@@ -59,7 +59,7 @@ def test_the_table_has_every_contender() -> None:
     text = drawn.table(drawn.seeds("work", 2), POLICY, bench.AGENT, verbose=True)
     lines = text.splitlines()
     assert lines[0].startswith("work: 2 hosts")
-    for name in ("default", "1M", "256M", "best fixed", "agent"):
+    for name in ("default", "1M", "256M", "best fixed", "16M/8M", "knee", "agent"):
         assert any(line.startswith(name) for line in lines)
 
 

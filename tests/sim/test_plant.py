@@ -22,7 +22,7 @@ from tests.sim.plant import (
     bucket,
 )
 from tests.sim.scenarios import BATTERY_GONE, LEAPS, RAID, SLOW_RAID, STICK
-from tests.sim.shape import Row, rows
+from tests.sim.shape import COMMITS, Commits, Row, modelled, rows
 from writebackd.policy import load_policy
 from writebackd.types.histogram import BUCKET_EDGES_S
 
@@ -30,14 +30,32 @@ from writebackd.types.histogram import BUCKET_EDGES_S
 CLOSE = 1.8
 # One run each; the rows below and above them do not fit a monotone curve with them.
 OUTLIERS = {("SSD, 450 MB/s", 0), ("SSD, 450 MB/s", 64)}
+# They had 0.64 and 0.16 of the idle rate, where 61 % of a commit was in write() on another array
+# under that limit; the model has 0.34 and 0.08.
+ASLEEP = {("SSD, 450 MB/s", 1), ("slow RAID 256 MB, 60 MB/s", 1)}
 ROWS = rows()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{r.table}-{r.limit_mb}M" for r in ROWS])
 def test_model_is_close_to_what_was_measured(row: Row) -> None:
-    if (row.table, row.limit_mb) not in OUTLIERS:
+    if (row.table, row.limit_mb) in ASLEEP:
+        assert CLOSE < row.off < 2.3
+    elif (row.table, row.limit_mb) not in OUTLIERS:
         assert row.off <= CLOSE
     assert row.model_rate == pytest.approx(row.measured_rate, rel=0.4)
+
+
+@pytest.mark.parametrize("row", COMMITS, ids=[row.name for row in COMMITS])
+def test_commits_wait_as_measured_under_both_limits(row: Commits) -> None:
+    """Rates and shares within a quarter, the longest sleep in its order; known misses miss."""
+    model = modelled(row)
+    missed = []
+    for figure, most in (("rate", 1.25), ("asleep", 1.25), ("device_mb", 1.25), ("longest_s", 4)):
+        measured, value = getattr(row, figure), getattr(model, figure)
+        low = 0.75 if most < 2 else 1 / most
+        if measured is not None and not low * measured <= value <= most * measured:
+            missed.append(figure)
+    assert tuple(missed) == row.missed
 
 
 @pytest.mark.parametrize("table,knee_mb", [
@@ -240,3 +258,47 @@ def test_the_kernel_takes_seconds_to_follow_a_limit() -> None:
     assert rate() < low + 0.7 * 3 * low
     plant.advance(2.5)
     assert rate() == pytest.approx(low + 0.9 * 3 * low, rel=0.05)
+
+
+def test_a_commit_sleeps_for_a_limit_that_fell_below_what_is_dirty() -> None:
+    """All of the time above the new limit, also where one commits once a second."""
+    for think_s in (0.0, 1.0):
+        plant = Plant((RAID,), (Flood(),), (SyncLoad(think_s=think_s),))
+        plant.set_limits(1 * GB, None)
+        plant.advance(10)
+        plant.sample()
+        plant.set_limits(16 * MB, None)
+        plant.advance(3)
+        sync = plant.sample().devices[0].sync
+        assert sync is not None and sync.inflight == 0 and sync.oldest_s == 0
+        assert sync.throttled_now_s == pytest.approx(sync.throttled_s, abs=0.01)
+        assert sync.throttled_now_s > 0.5
+        blocked_s = sync.throttled_now_s
+        plant.advance(2)
+        sync = plant.sample().devices[0].sync
+        assert sync is not None and sync.commits is not None and sync.throttled_now_s == 0
+        longest_s, alone_s = sync.commits.quantile(1.0), sync.latency.quantile(1.0)
+        assert longest_s is not None and longest_s > blocked_s > 2 * (alone_s or 0.0)
+
+
+def test_commits_are_syncs_and_the_sleep_before_them() -> None:
+    plant = flooded(limit=4 * MB, seconds=10)
+    sync = plant.sample().devices[0].sync
+    assert sync is not None and sync.commits is not None
+    assert sync.commits.total == sync.latency.total == sync.count
+    assert 0.12 < sync.throttled_s / 10 < 0.3
+    assert (sync.commits.quantile(0.99) or 0.0) > 8e-3
+
+
+def test_who_commits_once_a_second_sleeps_as_often_as_others_are_asleep() -> None:
+    plant = Plant((RAID,), (Flood(),), (SyncLoad(think_s=1.0),))
+    plant.set_limits(4 * MB, 3900 << 10)
+    longest = []
+    for _ in range(300):
+        plant.advance(1.0)
+        sync = plant.sample().devices[0].sync
+        assert sync is not None
+        longest.append(sync.commit_latency.quantile(1.0) or 0.0)
+    # Others are asleep for 0.7 of the time, half of it in long sleeps.
+    assert sum(value > 0.05 for value in longest) / 300 == pytest.approx(0.28, abs=0.08)
+    assert 0.3 < max(longest) < 1.5
