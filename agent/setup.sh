@@ -24,7 +24,7 @@ RUN="libbpf1 make python3 python3-venv python3-pip python3-setuptools python3-wh
 COMPILE="clang llvm libbpf-dev"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
-BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
+BENCH="sysbench rsync mariadb-server-core postgresql redis-server fuse-overlayfs nbd-client"
 TEST="$COMPILE python3-pytest python3-pytest-xdist python3-hypothesis systemd dbus
     qemu-system-x86 qemu-system-arm busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
     prometheus-alertmanager tmux man-db tzdata fish
@@ -97,7 +97,7 @@ keep_postgresql_quiet() {
 keep_services_quiet() {
     local unit
     [ -d /etc/systemd/system ] || return 0
-    for unit in prometheus prometheus-alertmanager; do
+    for unit in prometheus prometheus-alertmanager redis-server; do
         case " $(echo $1) " in *" $unit "*) ;; *) continue ;; esac
         [ -e "/etc/systemd/system/$unit.service" ] || [ -L "/etc/systemd/system/$unit.service" ] ||
             ln -s /dev/null "/etc/systemd/system/$unit.service"

@@ -43,7 +43,7 @@ RESULTS = TOP / "build/lab/results"
 LOCK = Path("/run/writebackd-bench.lock")
 PREFIX = "bench"  # of the rigs' names: two benchmarks at once would measure each other
 REPEATS = 3
-QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
+QUICK_CONTENDERS = ("default", "static-16M", "static-4M", "static-2M", "agent")
 # Of the lab, what has a part in a run's outcome: not what plans, scores or shows.
 LAB = ("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/**/*.py",
        "tests/lab/loads/**/*.sql", "tests/vm/[!t_]*.py",
@@ -68,7 +68,8 @@ class Job:
         return self.scenario.length + self.scenario.prepare + OVERHEAD_S
 
     def file(self, results: Path) -> Path:
-        return results / self.scenario.name / f"{self.contender.name}-{self.repeat}.json"
+        name = self.contender.name.replace("/", ":")
+        return results / self.scenario.name / f"{name}-{self.repeat}.json"
 
 
 def plan(scenarios: Sequence[Scenario], way: str, wanted: Sequence[str],

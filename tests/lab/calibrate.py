@@ -64,7 +64,7 @@ def calibrate(scenario: Scenario, budget: str, time: str) -> Dict[str, Any]:
 def share_of_best(scenario: Scenario, limit: int) -> float:
     """Its score, of the best fixed limit's. Raises RigError."""
     conditions = Conditions("native", 1.0, PREFIX, left(), platform.release())
-    names = ["default", *(f"static-{size >> 20}M" for size in scenario.sweep), "static-15M"]
+    names = ["default", *(f"static-{pair}" for pair in scenario.sweep), "static-16M"]
     tried = [*map(contenders.named, dict.fromkeys(names)), contenders.static(limit)]
     runs = [perform(scenario, each, 1, conditions) for each in tried]
     failed = next((run["error"] for run in runs if run["error"]), None)

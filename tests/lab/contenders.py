@@ -20,12 +20,12 @@ FILE = Path(__file__).parent / "contenders.conf"
 KINDS = ("default", "static", "peer", "agent")
 # Groups that a scenario may name instead of single contenders.
 GROUPS = {
-    "core": ("default", "static-15M", "sweep", "agent"),
+    "core": ("default", "static-16M", "sweep", "knee", "agent"),
     "tuned": ("tuned-throughput-performance", "tuned-latency-performance", "tuned-postgresql"),
     "block": ("wbt", "mq-deadline", "kyber", "bfq"),
     "cgroup": ("io-max", "io-cost", "io-latency"),
 }
-_STATIC = re.compile(r"static-(\d+[KMG])")
+_STATIC = re.compile(r"static-(\d+[KMG])(?:/(\d+[KMG]))?")
 _AS = re.compile(r"agent-as-([a-z0-9-]+)")
 
 
@@ -39,11 +39,17 @@ class Contender:
     cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
     policy: Tuple[Tuple[str, str, str], ...] = ()  # section, key, value: a drop-in of an agent
     as_class: str = ""  # policy that an agent runs with in place of default.conf
+    knee_s: float = 0.0  # limit of a disk, in seconds of its true rate; 0: `limits`
 
     @property
     def limit_bytes(self) -> Optional[int]:
         """The fixed dirty limit, None where it is a share of memory or moves."""
         return dict(self.limits).get("dirty_bytes") or None if self.kind != "agent" else None
+
+    def limits_on(self, disk_rate: float) -> host.Limits:
+        """What it sets on a disk that drains so many bytes per second."""
+        return (host.fixed_limits(int(self.knee_s * disk_rate)) if self.knee_s
+                else dict(self.limits))
 
 
 @functools.lru_cache(maxsize=None)
@@ -72,8 +78,11 @@ def _parse(name: str, section: Section) -> Contender:
     assert isinstance(policy, tuple)
     if policy and kind != "agent":
         raise RigError(f"{section.where}: policy: only an agent has one")
+    knee_s = section.value("knee", units.parse_time, "0s")
+    assert isinstance(knee_s, float)
     section.end()
-    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup, policy)
+    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup, policy,
+                     knee_s=knee_s)
 
 
 def parse_policy(text: str) -> Tuple[Tuple[str, str, str], ...]:
@@ -91,10 +100,12 @@ def parse_policy(text: str) -> Tuple[Tuple[str, str, str], ...]:
     return tuple(lines)
 
 
-def static(size: int) -> Contender:
+def static(size: int, background: Optional[int] = None) -> Contender:
     text = units.format_size(size)
+    if background is not None:
+        text += f"/{units.format_size(background)}"
     return Contender(f"static-{text}", "static", f"a fixed limit of {text}",
-                     tuple(host.fixed_limits(size).items()))
+                     tuple(host.fixed_limits(size, background).items()))
 
 
 def named(name: str) -> Contender:
@@ -108,9 +119,10 @@ def named(name: str) -> Contender:
                        summary=f"writebackd with the policy {as_class.group(1)}")
     match = _STATIC.fullmatch(name)
     if match is None:
-        raise RigError(f"no contender {name}: take static-SIZE, like static-3M, agent-as-POLICY, "
+        raise RigError(f"no contender {name}: take static-LIMIT or static-LIMIT/BACKGROUND, like "
+                       f"static-3M, agent-as-POLICY, "
                        f"like agent-as-etcd, or one of {', '.join(listed)}")
-    return static(units.parse_size(match.group(1)))
+    return static(*(units.parse_size(size) for size in match.groups() if size))
 
 
 def of(scenario: Scenario, way: str, wanted: Sequence[str] = ()) -> List[Contender]:
@@ -121,7 +133,8 @@ def of(scenario: Scenario, way: str, wanted: Sequence[str] = ()) -> List[Contend
     chosen: List[str] = []
     for word in wanted or scenario.contenders:
         for name in GROUPS.get(word, (word,)):
-            chosen += [static(size).name for size in scenario.sweep] if name == "sweep" else [name]
+            chosen += ([f"static-{pair}" for pair in scenario.sweep] if name == "sweep"
+                       else [name])
     contenders = [named(name) for name in dict.fromkeys(chosen)]
     lacking = [each.name for each in contenders if each.cgroup and way == "native"]
     if wanted and lacking:

@@ -22,9 +22,11 @@ from .scenario import DiskSpec, LoadSpec, Scenario, Span
 PREFIX = "drawn-"
 IDLE = Span(0.5, 4.5)
 FLOOD_S = 5.0
-# After 15 s of flood, and long enough for whole destage cycles of a large cache.
-JUDGED = Span(20.0, 60.0)
-SWEEP = tuple(size << 20 for size in (1, 2, 4, 8, 15, 32, 64, 128))
+# A first and a second flood, each from its first second on, and long enough for whole destage
+# cycles of a large cache.
+JUDGED, SECOND = Span(FLOOD_S, 65.0), Span(75.0, 135.0)
+SWEEP = ("1M", "2M", "4M/400K", "4M", "4M/3200K", "8M/800K", "8M", "16M/1600K", "32M", "64M",
+         "128M")
 WAVES = 0.25  # of the draws; the others have a steady flood
 FAMILIES = ("raid-large", "ssd-flushed", "raid-slow", "ssd-protected", "no-cache", "raid-small")
 
@@ -38,8 +40,8 @@ def draw(seed: int) -> Scenario:
     threads = luck.choice((1, 1, 1, 2, 4, 8))
     database = {"size": f"{_between(luck, 64, 1024):.0f}M", "threads": str(threads)}
     steady = luck.random() >= WAVES
-    flood = (Span(FLOOD_S, JUDGED.end),) if steady else _waves(luck)
-    loads = (_load("database", "fsync", "sync", (Span(0.0, JUDGED.end),), database),
+    flood = (JUDGED, SECOND) if steady else (*_waves(luck, JUDGED), *_waves(luck, SECOND))
+    loads = (_load("database", "fsync", "sync", (Span(0.0, SECOND.end),), database),
              _load("flood", "dd", "flood", flood, {"size": "auto"}))
     rate = f"{disk.rate_bytes >> 20} MB/s, {disk.cache_bytes >> 20} MB of write cache, "
     return Scenario(
@@ -48,9 +50,9 @@ def draw(seed: int) -> Scenario:
                 f"{'s' if threads > 1 else ''}, {'a steady flood' if steady else 'waves'}.",
         shows="What a contender does on a disk that nobody tuned it for.",
         disks=(DiskSpec("db", family, fs, disk, ""),), loads=loads, events=(), expectations=(),
-        contenders=("default", "sweep", "agent"), sweep=SWEEP, idle=IDLE, judged=JUDGED,
-        changed=None, contend=0.0, prepare=4.0, ways=frozenset(("native",)),
-        tags=frozenset(("extra",)))
+        contenders=("default", "static-16M", "sweep", "knee", "agent"), sweep=SWEEP,
+        idle=IDLE, judged=JUDGED, changed=SECOND, contend=0.0, prepare=4.0,
+        ways=frozenset(("native",)), tags=frozenset(("extra",)))
 
 
 def _between(luck: random.Random, least: float, most: float) -> float:
@@ -82,11 +84,11 @@ _DISKS = {
 }
 
 
-def _waves(luck: random.Random) -> Tuple[Span, ...]:
-    on_s, off_s, start = luck.uniform(4, 10), luck.uniform(2, 8), FLOOD_S
+def _waves(luck: random.Random, within: Span) -> Tuple[Span, ...]:
+    on_s, off_s, start = luck.uniform(4, 10), luck.uniform(2, 8), within.start
     spans: List[Span] = []
-    while start < JUDGED.end - 1:
-        spans.append(Span(start, min(start + on_s, JUDGED.end)))
+    while start < within.end - 1:
+        spans.append(Span(start, min(start + on_s, within.end)))
         start += on_s + off_s
     return tuple(spans)
 

@@ -23,8 +23,9 @@ PREFIX = "ground-"
 OWN = "writebackd-bench"  # the directory that is made, and removed
 DATABASE = "256M"
 KEEP_FREE = 0.1  # of the filesystem: other programs write there as well
-IDLE, JUDGED, FLOOD_S = Span(0.5, 4.5), Span(20.0, 60.0), 5.0
-SWEEP = tuple(size << 20 for size in (4, 15, 32, 64, 128))
+# A first and a second flood, each from its first second on.
+IDLE, JUDGED, SECOND = Span(0.5, 4.5), Span(5.0, 65.0), Span(75.0, 135.0)
+SWEEP = ("4M", "16M/1600K", "32M", "64M", "128M")
 
 
 class NoControl(Control):
@@ -116,11 +117,12 @@ def _scenario(name: str, fs: str, directory: Optional[Path]) -> Scenario:
         name=name, summary="A database and a flood in a directory of this host's own disk.",
         shows="What a contender does on a real disk.",
         disks=(DiskSpec("db", "", fs, Disk(), "", directory),),
-        loads=(LoadSpec("database", "fsync", "sync", "db", (Span(0.0, JUDGED.end),),
+        loads=(LoadSpec("database", "fsync", "sync", "db", (Span(0.0, SECOND.end),),
                         options["fsync"]),
-               LoadSpec("flood", "dd", "flood", "db", (Span(FLOOD_S, JUDGED.end),),
+               LoadSpec("flood", "dd", "flood", "db", (JUDGED, SECOND),
                         options["dd"])),
-        events=(), expectations=(), contenders=("default", "sweep", "agent"), sweep=SWEEP,
-        idle=IDLE, judged=JUDGED, changed=None, contend=0.0, prepare=4.0,
+        events=(), expectations=(), sweep=SWEEP,
+        contenders=("default", "static-16M", "sweep", "agent"),
+        idle=IDLE, judged=JUDGED, changed=SECOND, contend=0.0, prepare=4.0,
         ways=frozenset(("native",)), tags=frozenset(("extra",)))
 

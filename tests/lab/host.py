@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Dict, Iterable, List, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 VM = Path("/proc/sys/vm")
 PAIRS = (("dirty_bytes", "dirty_ratio"),
@@ -27,10 +27,10 @@ DEFAULT_LIMITS: Limits = {"dirty_bytes": 0, "dirty_ratio": 20,
                           "dirty_background_bytes": 0, "dirty_background_ratio": 10}
 
 
-def fixed_limits(size: int) -> Limits:
-    """In bytes, with half of it in the background, as in the published tuning."""
-    return {"dirty_bytes": size, "dirty_ratio": 0,
-            "dirty_background_bytes": size // 2, "dirty_background_ratio": 0}
+def fixed_limits(size: int, background: Optional[int] = None) -> Limits:
+    """In bytes; half of it in the background unless told, as in the published tuning."""
+    return {"dirty_bytes": size, "dirty_ratio": 0, "dirty_background_ratio": 0,
+            "dirty_background_bytes": size // 2 if background is None else background}
 
 
 def read_limits() -> Limits:

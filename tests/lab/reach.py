@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""How soon and how quietly a contender gets where it settles: figures of one run.
+"""The worst second, the longest commit, and how quiet the limit is: figures of one run.
 
 All are taken from what the run recorded, so that a better definition needs no new run.
 """
@@ -13,17 +13,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from .report.evaluation import Run
 from .scenario import Scenario
-from .series import RECENT_S
 
-NEVER = math.inf
-SETTLED = 1 / 3  # of the judged window, its end: what a contender has settled at
-WITHIN = 2.0  # times the settled p99: protected
-NEAR = 0.9  # of the best static limit's rate: reached
-# A bad point weighs as much as three good ones: three quarters of the time have to be good.
-GOOD, BAD = 1.0, -3.0
-# What one point may make up for; the second after an onset, when the write cache has room
-# yet, has ten times the rate that comes afterwards and must not outweigh it.
-MOST = 1.25
 LAST_S = 30.0  # of the run: there a limit should rest
 TICK_S = 1.0  # of the agent
 GRID_S = 0.5  # of the limit, for its correlation: twice a tick
@@ -45,89 +35,33 @@ class Swing:
 NONE = Swing(0, 0)
 
 
-def settled_at(margins: Sequence[float]) -> Optional[int]:
-    """Number of the first point from which all is well: before it more was lacking than spare.
-
-    margins: of each point what it has above what is wanted, below 0 what it lacks.  Where
-    their sum is lowest is the change looked for: from there on every stretch is well on
-    balance, up to there every stretch was not.  None if that is the end of all points.
-    """
-    lowest, total, found = 0.0, 0.0, 0
-    for number, margin in enumerate(margins, start=1):
-        total += margin
-        if total <= lowest:
-            lowest, found = total, number
-    return found if found < len(margins) else None
-
-
-def onset(scenario: Scenario, run: Run) -> Optional[float]:
-    """From when a contender has to answer: flood, its own arrival or the last change of a disk.
-
-    None where nothing floods, or where floods come and go and nothing can settle.
-    """
-    floods = [load for load in scenario.loads if load.role in ("flood", "job")]
-    if not floods or any(load.options.get("off") or len(load.spans) > 1 for load in floods):
+def flooded(scenario: Scenario, run: Run) -> Optional[Tuple[float, float]]:
+    """From the first second of a flood with this contender to the end; None without a flood."""
+    starts = [span.start for load in scenario.loads if load.role in ("flood", "job")
+              for span in load.spans]
+    if not starts:
         return None
-    disks = {disk.name for disk in scenario.disks}
-    end = run["windows"]["judged"][1]
-    changes = [event.time for event in scenario.events
-               if event.target in disks and event.time < end]
-    return max([min(load.spans[0].start for load in floods), scenario.contend, *changes])
+    return max(min(starts), scenario.contend), max(end for _, end in run["windows"].values())
 
 
-def curve(run: Run, name: str, start: float, end: float) -> List[Tuple[float, float]]:
-    """What is known of a column between two times, each point of the second before it."""
-    points = [(time, value) for time, value in zip(run["series"]["t"], run["series"][name])
-              if value is not None]
-    if name == "sync_rate":
-        # Two steps make a second: tools tell what they did only once in one.
-        points = [(time, (before + value) / 2)
-                  for (_, before), (time, value) in zip(points, points[1:])]
-    return [(time, value) for time, value in points if start < time <= end]
+def worst_second(scenario: Scenario, run: Run) -> Optional[float]:
+    """The highest p99 of commits in a second of a flood; None where loads tell none meanwhile."""
+    return _highest(run, "sync_p99", flooded(scenario, run))
 
 
-def settled(run: Run, name: str) -> Optional[float]:
-    """Median of a column in the last third of the judged window."""
-    start, end = run["windows"]["judged"]
-    values = [value for _, value in curve(run, name, end - SETTLED * (end - start), end)]
-    return statistics.median(values) if values else None
+def longest(scenario: Scenario, run: Run) -> Optional[float]:
+    """The longest commit of a flood; of tools, that in their windows."""
+    found = [_highest(run, "sync_max", flooded(scenario, run))]
+    found += [measured.get("max") for load in run["loads"] if load["role"] == "sync"
+              for name, measured in load["windows"].items() if name != "idle" and measured]
+    return max((each for each in found if each is not None), default=None)
 
 
-def protected(scenario: Scenario, run: Run) -> Optional[float]:
-    """Seconds from the onset until p99 of fsync is within twice of what it settles at.
-
-    NEVER where it still is not in the last third.  None for loads that tell no latencies
-    while they run.
-    """
-    start, target = onset(scenario, run), settled(run, "sync_p99")
-    if start is None or target is None:
-        return None
-    points = curve(run, "sync_p99", start, run["windows"]["judged"][1])
-    return since(start, points, run,
-                 [GOOD if value <= WITHIN * target else BAD for _, value in points])
-
-
-def reached(scenario: Scenario, run: Run, wanted: Optional[float]) -> Optional[float]:
-    """Seconds from the onset until the fsync rate is at 90 % of `wanted`; NEVER as above."""
-    start, ends_at = onset(scenario, run), settled(run, "sync_rate")
-    if start is None or ends_at is None or not wanted:
-        return None
-    if ends_at < NEAR * wanted:
-        return NEVER
-    points = curve(run, "sync_rate", start, run["windows"]["judged"][1])
-    return since(start, points, run, [min(value / wanted, MOST) - NEAR for _, value in points])
-
-
-def since(start: float, points: Sequence[Tuple[float, float]], run: Run,
-          margins: Sequence[float]) -> float:
-    """Seconds until the second began that the first point tells of from which all is well."""
-    begin, end = run["windows"]["judged"]
-    first = settled_at(margins)
-    if first == 0:
-        return 0.0
-    if first is None or points[first][0] - RECENT_S > end - SETTLED * (end - begin):
-        return NEVER
-    return max(0.0, points[first][0] - RECENT_S - start)
+def _highest(run: Run, name: str, span: Optional[Tuple[float, float]]) -> Optional[float]:
+    """Of a column, each of whose points is of the second before it."""
+    start, end = span or (0.0, 0.0)
+    return max((value for time, value in zip(run["series"]["t"], run["series"].get(name, ()))
+                if value is not None and start < time <= end), default=None)
 
 
 def longest_stall(run: Run) -> Optional[float]:

@@ -173,7 +173,9 @@ class Stage:
     def contend(self) -> None:
         """Make the contender's settings; the agent is only started here."""
         self._contended = time.monotonic()
-        host.write_limits(dict(self.contender.limits))
+        flooded = [spec.disk for spec in self.scenario.loads if spec.role in ("flood", "job")]
+        disk = self.rigs[(flooded or list(self.rigs))[0]].disk
+        host.write_limits(self.contender.limits_on(disk.rate_bytes))
         for rig in self.rigs.values():
             for file, value in self.contender.queue:
                 path = Path("/sys/block") / rig.device / "queue" / file

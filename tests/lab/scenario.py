@@ -112,10 +112,10 @@ class Scenario:
     events: Tuple[Event, ...]
     expectations: Tuple[Expectation, ...]
     contenders: Tuple[str, ...]  # names of contenders.conf and groups of it
-    sweep: Tuple[int, ...]  # bytes
+    sweep: Tuple[str, ...]  # LIMIT, or LIMIT/BACKGROUND
     idle: Optional[Span]  # measured before the flood; None: there is no idle rate
     judged: Span
-    changed: Optional[Span]  # after a change in mid-run, when all have had time to answer it
+    changed: Optional[Span]  # after a change in mid-run, or a second flood
     contend: float  # when the contender's settings are made; 0: before any load runs
     prepare: float  # seconds that disks, files and databases take, for the time left
     ways: FrozenSet[str]
@@ -212,9 +212,9 @@ def parse_span(text: str, end: float) -> Span:
     return span
 
 
-METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "device-rate", "p99",
-           "stall", "limit", "dirty", "extents", "stripes", "checkpoint")
-OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "stall", "extents", "checkpoint")
+METRICS = ("f", "g", "score", "changed", "worst", "longest", "rate", "byte-rate", "device-rate",
+           "p99", "max", "stall", "limit", "dirty", "extents", "stripes", "checkpoint")
+OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "max", "stall", "extents", "checkpoint")
 _TERM = (r"([\w.*-]+) (?:([\w-]+)\.(?=" + "|".join(OF_A_LOAD) + r"))?(" + "|".join(METRICS) + ")")
 _EXPECTATION = re.compile(rf"{_TERM}(?: / {_TERM})? (>=|<=) ([\d.]+)")
 
@@ -263,8 +263,7 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
         expectations=tuple(parse_line(f"{where}: [expect] {key}", value)
                            for key, value in rest.get("expect", {}).items()),
         contenders=tuple(main.text("contenders", "core").split()),
-        sweep=tuple(size(f"{where}: sweep", text)
-                    for text in main.text("sweep", "1M 2M 4M 8M").split()),
+        sweep=sweep(f"{where}: sweep", main.text("sweep", "1M 2M 4M 8M")),
         idle=idle, judged=judged, changed=changed,
         contend=seconds(main, "contend", "0s"), prepare=seconds(main, "prepare", "2s"),
         ways=frozenset(main.text("ways", "native vm virtual").split()),
@@ -286,11 +285,13 @@ def seconds(main: Section, key: str, default: str) -> float:
     return value
 
 
-def size(where: str, text: str) -> int:
+def sweep(where: str, text: str) -> Tuple[str, ...]:
     try:
-        return units.parse_size(text)
+        for size in text.replace("/", " ").split():
+            units.parse_size(size)
     except ValueError as error:
         raise RigError(f"{where}: {error}") from None
+    return tuple(text.split())
 
 
 def parse_disk(name: str, section: Section) -> DiskSpec:

@@ -27,7 +27,7 @@ from .report.evaluation import Scenario as Scored
 from .scenario import Expectation, Scenario, Term
 
 # Fixed limits that run in all but a few special scenarios, and what they are compared with.
-ALWAYS = ("default", "static-15M", "static-4M", "agent")
+ALWAYS = ("default", "static-16M", "static-4M", "agent")
 CHANGED = "changed"  # the window after a change in mid-run
 BEST, IDLE = "best", "idle"  # in expectations: the best static limit; the load without a flood
 
@@ -97,7 +97,7 @@ def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:
     after = best_changed(contenders)
     for name, each in contenders.items():
         contenders[name] = replace(
-            _reach(scenario, each, best), changed_regret=_share(
+            _reach(scenario, each), changed_regret=_share(
                 each.changed, contenders[after].changed if after else None),
             regret=_share(each.score, best.score if best else None))
     scored = Scored(scenario.name, scenario.summary, scenario.shows, has_sync=scenario.has_sync,
@@ -119,17 +119,14 @@ def _share(value: Optional[float], of: Optional[float]) -> Optional[float]:
     return value / of if value is not None and of else None
 
 
-def _reach(scenario: Scenario, contender: Contender,
-           best: Optional[Contender]) -> Contender:
-    """And how soon and how quietly it got there, medians over its runs without an error."""
+def _reach(scenario: Scenario, contender: Contender) -> Contender:
+    """And its worst moments and its limit's, medians over its runs without an error."""
     runs = [run for run in contender.runs if run["error"] is None]
-    wanted = median(reach.settled(run, "sync_rate") for run in best.runs
-                    if run["error"] is None) if best else None
     swings = [reach.swing(run) for run in runs]
     return replace(
         contender,
-        protected_s=median(reach.protected(scenario, run) for run in runs),
-        reached_s=median(reach.reached(scenario, run, wanted) for run in runs),
+        worst_s=median(reach.worst_second(scenario, run) for run in runs),
+        longest_s=median(reach.longest(scenario, run) for run in runs),
         stall_s=median(reach.longest_stall(run) for run in runs),
         writes_per_min=median(reach.writes_per_minute(run) for run in runs),
         swing=median(each.amplitude if each else None for each in swings))
@@ -247,14 +244,14 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
     """A metric of a contender, the median of its repeats.
 
     rate: per second, of the synchronous loads; byte-rate: what the floods hand to the
-    kernel; device-rate: what is written to the disks they are on; p99: of fsync, the worst
+    kernel; device-rate: what is written to the disks they are on; p99, max: of commits, the worst
     load's; stall: the longest of a buffered writer since the contender
     came; limit: in the end, bytes; dirty: the most that was
     dirty or under writeback in the window, bytes; extents: of the flooded
     files, per byte; stripes: of the bytes that a parity
     array wrote, the share in whole ones; checkpoint:
     the longest of a database, seconds; changed: the score after a change in mid-run;
-    protected: seconds until p99 has settled.
+    worst, longest: of commits since the flood's first second, the p99 of a second and a single one.
     """
     if term.contender == IDLE:
         return median(_rate(run, "idle", term.load) for run in runs)
@@ -265,14 +262,15 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
     contender = scored.contenders.get(name or "")
     if contender is None:
         return None
-    of_contender = {"protected": "protected_s"}.get(term.metric, term.metric)
-    if term.metric in ("f", "g", "score", "changed", "protected"):
+    of_contender = {"worst": "worst_s", "longest": "longest_s"}.get(term.metric, term.metric)
+    if term.metric in ("f", "g", "score", "changed", "worst", "longest"):
         value: Optional[float] = getattr(contender, of_contender)
         return value
     of: Mapping[str, Callable[[Run, str], Optional[float]]] = {
         "rate": lambda run, load: _rate(run, "judged", load),
         "byte-rate": _byte_rate, "device-rate": _device_rate,
         "p99": lambda run, load: _worst(run, "p99", load),
+        "max": lambda run, load: _worst(run, "max", load),
         "stall": _stall, "extents": _extents, "stripes": lambda run, _: _stripes(run),
         "limit": lambda run, _: float(run["series"]["dirty_limit"][-1]),
         "dirty": lambda run, _: _dirty(run),

@@ -53,9 +53,9 @@ class Series:
         self._read = {name: rate_of(functools.partial(host.device_read, rig.device))
                       for name, rig in rigs.items()}
         self.columns: Dict[str, Any] = {
-            name: [] for name in ("t", "sync_rate", "sync_p99", "flood_rate", "processors",
-                                  "dirty_limit",
-                                  "background_limit", "dirty", "writeback")}
+            name: [] for name in ("t", "sync_rate", "sync_p99", "sync_max", "flood_rate",
+                                  "processors", "dirty_limit", "background_limit", "dirty",
+                                  "writeback")}
         per_disk = ["device_rate", "read_rate", "fill"]
         if agent is not None:
             self.columns["agent_target"] = []
@@ -72,6 +72,7 @@ class Series:
         latencies = sorted(latency for load in self._loads(["sync"])
                            for latency in load.recent(RECENT_S))
         add("sync_p99", percentile(latencies, 0.99))
+        add("sync_max", percentile(latencies, 1.0))
         add("dirty_limit", host.vmstat("nr_dirty_threshold"))
         add("background_limit", host.vmstat("nr_dirty_background_threshold"))
         add("dirty", host.vmstat("nr_dirty"))

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from .report.evaluation import AGENT, PEER, Contender, Evaluation, Scenario
 from .report.palette import order
@@ -83,8 +82,8 @@ def number(value: Optional[float]) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def seconds(value: Optional[float]) -> str:
-    return "never" if value == math.inf else number(value)
+def milliseconds(value: Optional[float]) -> str:
+    return number(None if value is None else 1e3 * value)
 
 
 def swing(value: Optional[float]) -> str:
@@ -101,15 +100,14 @@ COLUMNS: Sequence[Tuple[str, str, Callable[[Contender], str]]] = (
     ("highest", "score of the repeats", lambda one: number(one.spread[1] if one.spread else None)),
     ("regret", "score, of the best static limit's in hindsight; 1 is as good",
      lambda one: number(one.regret)),
-    ("protect s", "from flood, own arrival or change of the disk until p99 of fsync is within 2x "
-     "of where it settles", lambda one: seconds(one.protected_s)),
-    ("reach s", "until fsyncs come at 90 % of the best static limit's rate",
-     lambda one: seconds(one.reached_s)),
+    ("worst ms", "p99 of commits in the worst second since the flood's first",
+     lambda one: milliseconds(one.worst_s)),
+    ("longest ms", "the longest commit since then", lambda one: milliseconds(one.longest_s)),
     ("stall s", "longest write of a buffered writer since the contender came",
      lambda one: number(one.stall_s)),
     ("writes/min", "changes of the limits, in the end", lambda one: number(one.writes_per_min)),
     ("swings", "amplitude of a periodic limit, of its mean", lambda one: swing(one.swing)),
-    ("changed", "score from 15 to 45 s after a change in mid-run",
+    ("changed", "score from 15 to 45 s after a change in mid-run, or of a second flood",
      lambda one: number(one.changed)),
     ("its regret", "the same of the static limit that is best there",
      lambda one: number(one.changed_regret)),
@@ -204,16 +202,13 @@ def duels(evaluation: Evaluation, agent: str) -> List[Duel]:
 
 def figures(evaluation: Evaluation) -> str:
     """What the table has, in JSON: {scenario: {contender: {figure: median}}}, and the totals."""
-    names = ("f", "g", "score", "regret", "changed", "changed_regret", "protected_s", "reached_s",
+    names = ("f", "g", "score", "regret", "changed", "changed_regret", "worst_s", "longest_s",
              "stall_s", "writes_per_min", "swing")
-
-    def plain(value: Optional[float]) -> Union[float, str, None]:
-        return "never" if value == math.inf else value  # JSON has no infinity
 
     return json.dumps({
         "scenarios": {scenario.name: {
             "best_static": scenario.best_static,
-            "contenders": {one.name: {name: plain(getattr(one, name)) for name in names}
+            "contenders": {one.name: {name: getattr(one, name) for name in names}
                            for one in scenario.contenders.values()},
             "checks": [{"text": check.text, "ok": check.ok, "value": check.value}
                        for check in scenario.checks]} for scenario in evaluation.scenarios},

@@ -20,7 +20,9 @@ def test_each_draw_can_be_run_and_is_the_same_again() -> None:
         assert repr(found) == repr(catalogue.load(found.name))
         (disk,) = (each.disk for each in found.disks)
         disk.args()  # raises for what the model does not take
-        assert found.judged.length >= 40 and found.judged.start - drawn.FLOOD_S >= 15
+        floods = [span.start for span in found.loads[1].spans]
+        for window in (found.judged, found.changed):
+            assert window is not None and window.length == 60 and window.start in floods
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -31,7 +33,7 @@ def test_six_seeds_in_a_row_have_each_family_once(first: int) -> None:
 
 def test_both_kinds_of_flood_and_filesystem_are_drawn() -> None:
     drawings = [drawn.draw(seed) for seed in SEEDS]
-    waves = sum(len(each.loads[1].spans) > 1 for each in drawings) / len(drawings)
+    waves = sum(len(each.loads[1].spans) > 2 for each in drawings) / len(drawings)
     assert abs(waves - drawn.WAVES) < 0.1
     assert {each.disks[0].fs for each in drawings} == {"xfs", "ext4"}
 
@@ -46,5 +48,5 @@ def test_a_result_is_of_no_use_when_the_draw_has_changed(monkeypatch: pytest.Mon
     agent = contenders.named("agent")
     before = inputs(Job(drawn.draw(2), agent, 1), conditions)
     assert before == inputs(Job(drawn.draw(2), agent, 1), conditions)
-    monkeypatch.setattr(drawn, "FLOOD_S", 6.0)
+    monkeypatch.setattr(drawn, "SECOND", scenario.Span(76.0, 136.0))
     assert before != inputs(Job(drawn.draw(2), agent, 1), conditions)

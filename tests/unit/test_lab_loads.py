@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from tests.lab.loads import KINDS, copies, flood, postgres, stats, sysbench, tool, worker
+from tests.lab.loads import KINDS, copies, flood, postgres, redis, stats, sysbench, tool, worker
 from tests.lab.loads.base import Load, Measured, Place
 from tests.lab.loads.flood import Dd
 from tests.lab.loads.options import parsed, positive, size_or_auto, whole
@@ -424,3 +424,32 @@ def test_a_worker_that_ends_is_an_error(place: Place) -> None:
 
 def test_memory_has_to_leave_something(place: Place) -> None:
     Memory(place, parsed(Memory, leave="128M")).prepare()
+
+
+REDIS = """====== SET ======
+  3 requests completed in 0.50 seconds
+Latency by percentile distribution:
+0.000% <= 0.500 milliseconds (cumulative count 1)
+100.000% <= 2.000 milliseconds (cumulative count 3)
+
+Cumulative distribution of latencies:
+100.000% <= 2.007 milliseconds (cumulative count 3)
+====== SET ======
+  1 requests completed in 2.10 seconds
+Latency by percentile distribution:
+100.000% <= 2100.000 milliseconds (cumulative count 1)
+
+Cumulative distribution of latencies:
+"aof-write-pending-fsync",1795817304,1900,2000
+aof_delayed_fsync:7
+"""
+
+
+def test_reports_of_redis_are_put_together() -> None:
+    found = redis.of_reports(REDIS, rate=20.0)
+    assert (found.ops, found.elapsed, found.p50, found.max) == pytest.approx((4, 3.0, 0.002, 2.1))
+    assert found.rate == pytest.approx(4 / 3)
+    assert found.extra == {"aof_write_pending_fsync_max_s": 2.0, "aof_delayed_fsync": 7}
+    assert redis.of_reports(REDIS, rate=0.0).elapsed == pytest.approx(2.6)
+    with pytest.raises(RigError, match="not as expected: Could not connect"):
+        redis.of_reports("Could not connect", 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""How soon and how quietly a contender settles, on curves made up for the purpose."""
+"""Worst moments and how quiet a limit is, on curves made up for the purpose."""
 
 from __future__ import annotations
 
@@ -31,76 +31,25 @@ def made(rate: Callable[[float], Optional[float]] = lambda t: 1000.0,
          limits: Optional[List[Tuple[float, int]]] = None, end: float = 20.0) -> Dict[str, Any]:
     """A run; the figures of second t are those of what was in the time before it."""
     times = [0.5 * step for step in range(1, int(2 * end) + 1)]
-    return {"windows": {"idle": (0.5, 2.0), "judged": (JUDGED[0], end)}, "limits": limits or [],
-            "series": {"t": times, "sync_rate": [rate(t) for t in times],
+    return {"loads": [], "windows": {"idle": (0.5, 2.0), "judged": (JUDGED[0], end)},
+            "limits": limits or [], "series": {"t": times, "sync_rate": [rate(t) for t in times],
                        "sync_p99": [p99(t) for t in times]}}
 
 
-def test_the_change_for_the_better_is_found() -> None:
-    assert reach.settled_at([1, 1, 1]) == 0
-    assert reach.settled_at([-1, -1, 1, 1]) == 2
-    # A good start, worse than it was good; a single lapse does not undo what was.
-    assert reach.settled_at([1, -3, -3, 1, 1, 1, 1, -3, 1]) == 3
-    assert reach.settled_at([1, -3]) is None
-    assert reach.settled_at([]) is None
+def test_the_worst_second_and_the_longest_commit_count_from_the_floods_first_second() -> None:
+    run = made(p99=lambda t: 0.9 if t <= 2 else 0.2 if t == 2.5 else 0.004)
+    run["series"]["sync_max"] = [5.0 if t <= 2 else 0.7 if t == 3 else None
+                                 for t in run["series"]["t"]]
+    assert (reach.worst_second(FLOOD, run), reach.longest(FLOOD, run)) == (0.2, 0.7)
+    # Of one that comes in mid-flood, from then on.
+    assert reach.worst_second(scenario.load("mid-flood"), run) == 0.004
+    assert reach.worst_second(scenario.load("fsync-storm"), run) is None
 
 
-def window_of_1_s(bad_until: float, bad: float, good: float) -> Callable[[float], float]:
-    """p99 of the second before t, where operations before `bad_until` were slow."""
-    return lambda t: bad if 2 < t and t - 1 < bad_until else good
-
-
-@pytest.mark.parametrize("bad_until", [3.0, 5.0, 9.5])
-def test_protected_is_when_the_first_good_second_began(bad_until: float) -> None:
-    run = made(p99=window_of_1_s(bad_until, 0.5, 0.005))
-    assert reach.protected(FLOOD, run) == bad_until - 2
-
-
-def test_protected_at_once_and_never() -> None:
-    assert reach.protected(FLOOD, made()) == 0
-    assert reach.protected(FLOOD, made(p99=lambda t: 0.5 if t < 18 else 0.004)) == reach.NEVER
-    assert reach.protected(FLOOD, made(p99=lambda t: 0.0095 if t < 15 else 0.005)) == 0
-    assert reach.protected(FLOOD, made(p99=lambda t: 0.012 if 2 < t < 12 else 0.005)) == 9
-
-
-def test_the_write_caches_grace_is_not_protection() -> None:
-    """2 s in which the cache has room, then 4 s of misery, then it is well."""
-    run = made(p99=lambda t: 0.4 if 4 < t <= 9 else 0.005,
-               rate=lambda t: 2500.0 if t <= 4 else 50.0 if t <= 8 else 1000.0)
-    assert reach.protected(FLOOD, run) == 6.5
-    assert reach.reached(FLOOD, run, 1000.0) == 6
-
-
-def test_reached_is_for_good_and_in_spite_of_noise() -> None:
-    noise = random.Random(7)
-    noisy = made(rate=lambda t: (1000 if t > 7 else 200) * noise.uniform(0.75, 1.25))
-    assert reach.reached(FLOOD, noisy, 1000.0) == pytest.approx(5, abs=1)
-    assert reach.reached(FLOOD, made(rate=lambda t: 850.0), 1000.0) == reach.NEVER
-    assert reach.reached(FLOOD, made(rate=lambda t: 5000.0 if t < 15 else 500.0),
-                         1000.0) == reach.NEVER
-    assert reach.reached(FLOOD, made(), None) is None
-
-
-def test_tools_that_tell_no_latencies_are_not_judged_by_them() -> None:
-    assert reach.protected(FLOOD, made(p99=lambda t: None)) is None
-    assert reach.reached(FLOOD, made(rate=lambda t: None), 1000.0) is None
-
-
-def test_time_is_taken_from_what_has_to_be_answered_last() -> None:
-    run = made()
-    assert reach.onset(FLOOD, run) == 2
-    assert reach.onset(scenario.load("mid-flood"), run) == 6
-    assert reach.onset(scenario.load("battery"), run) == 7
-    assert reach.onset(scenario.load("foreign-writer"), run) == 2
-    # Nothing settles where floods come and go, and there is none here.
-    assert reach.onset(scenario.load("floods-5s"), run) is None
-    assert reach.onset(scenario.load("floods-60s"), run) is None
-    assert reach.onset(scenario.load("fsync-storm"), run) is None
-
-
-def test_settled_is_the_last_third_of_the_judged_window() -> None:
-    assert reach.settled(made(rate=lambda t: 100.0 if t <= 16 else 300.0), "sync_rate") == 300
-    assert reach.settled(made(rate=lambda t: None), "sync_rate") is None
+def test_of_a_tool_the_longest_is_that_of_its_windows() -> None:
+    run = made(p99=lambda t: None)
+    run["loads"] = [{"role": "sync", "windows": {"idle": {"max": 9.0}, "judged": {"max": 1.5}}}]
+    assert (reach.worst_second(FLOOD, run), reach.longest(FLOOD, run)) == (None, 1.5)
 
 
 def test_writes_are_those_of_the_end() -> None:
@@ -272,9 +221,3 @@ def test_a_short_scenario_is_without_its_long_window() -> None:
     assert battery.short().changed is None and battery.short().length == 16
     late = replace(battery, events=(*battery.events, replace(battery.events[0], time=30.0)))
     assert late.short().events == battery.events
-
-
-def test_tools_that_tell_once_in_a_second_have_a_rate() -> None:
-    run = made(rate=lambda t: 2000.0 if t == int(t) else 0.0)
-    assert reach.settled(run, "sync_rate") == 1000
-    assert reach.reached(FLOOD, run, 1000.0) == 0

@@ -9,11 +9,12 @@ from .flood import Dd
 from .fuse import Fuse
 from .mariadb import MysqlOltp
 from .postgres import Pgbench, PgbenchMix, Tpcc
+from .redis import Redis
 from .sync import Fsync
 from .sysbench import SysbenchFileio
 from .writers import Memory, Mmap, Read, Writer
 
 _ALL: Tuple[Type[Load], ...] = (
     Fsync, Dd, Rsync, Untar, Job, Writer, Mmap, Memory, Read, SysbenchFileio,
-    MysqlOltp, Pgbench, PgbenchMix, Tpcc, Fuse)
+    MysqlOltp, Pgbench, PgbenchMix, Tpcc, Redis, Fuse)
 KINDS: Dict[str, Type[Load]] = {kind.KIND: kind for kind in _ALL}

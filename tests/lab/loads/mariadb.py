@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, List, Mapping
 
 from .base import Measured, Options
-from .options import positive, positive_size
+from .options import one_of, positive, positive_size
 from .server import Database
 from .sysbench import of_output, per_second
 from .tool import do
@@ -35,6 +35,7 @@ class MysqlOltp(Database):
         "threads": (positive, "8"),
         "pool": (positive_size, "64M"),
         "log": (positive_size, "96M"),
+        "flush-log": (one_of("1", "2"), "1"),  # at each commit, or once in a second
     }
 
     @property
@@ -51,7 +52,8 @@ class MysqlOltp(Database):
                 f"--tmpdir={runtime}", "--skip-networking", "--skip-grant-tables",
                 # Its default, and on its way out: loose, so that its end is no error.
                 "--loose-innodb-flush-method=O_DIRECT",
-                f"--innodb-flush-log-at-trx-commit={int(durable)}",
+                f"--innodb-flush-log-at-trx-commit="
+                f"{self.options['flush-log'] if durable else 0}",
                 f"--innodb-buffer-pool-size={max(POOL_LEAST, self.scaled('pool'))}",
                 f"--innodb-log-file-size={max(LOG_LEAST, self.scaled('log')) >> 12 << 12}"]
 

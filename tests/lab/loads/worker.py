@@ -10,6 +10,7 @@ because an emulated machine takes a second to import that.
 
 from __future__ import annotations
 
+import array
 import json
 import mmap
 import os
@@ -100,6 +101,26 @@ def sync(job: Job, record: Record) -> None:
         flush(fd)
         record.end(block)
         offset += block
+
+
+def commit(job: Job) -> None:
+    """4 KiB write + fsync at random places until `end`: its begin and both times, to `out`."""
+    fd = os.open(job["path"], os.O_RDWR)
+    blocks, data = os.fstat(fd).st_size // PAGE, os.urandom(PAGE)
+    times, clock = array.array("d"), time.monotonic
+    while True:
+        begin = clock()
+        if begin >= job["end"]:
+            break
+        os.pwrite(fd, data, PAGE * random.randrange(blocks))
+        written = clock()
+        os.fsync(fd)
+        done = clock()
+        times.extend((begin, written - begin, done - written))
+        if job["gap"]:
+            time.sleep(max(0.0, job["gap"] - (done - begin)))
+    with open(job["out"], "wb") as file:
+        times.tofile(file)
 
 
 class Periods:
@@ -241,8 +262,8 @@ def spare_memory() -> int:
 
 
 VERBS: Dict[str, Callable[..., None]] = {
-    "sync": sync, "loop": loop, "scatter": scatter, "buffered": buffered, "mapped": mapped,
-    "read": read, "hog": hog}
+    "sync": sync, "commit": commit, "loop": loop, "scatter": scatter, "buffered": buffered,
+    "mapped": mapped, "read": read, "hog": hog}
 
 
 def main(argv: List[str]) -> None:

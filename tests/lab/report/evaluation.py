@@ -36,11 +36,11 @@ class Contender:
     median_run: Optional[Run] = None  # the one to draw; None when all failed
     summary: str = ""
     regret: Optional[float] = None  # score, of the best static limit's in the same scenario
-    changed: Optional[float] = None  # score after a change in mid-run has been answered
+    changed: Optional[float] = None  # score in a later window: after a change, or of a second flood
     changed_regret: Optional[float] = None  # of the static limit that was best there
-    # Seconds from the flood, its own arrival or the change of a disk, math.inf for never:
-    protected_s: Optional[float] = None  # until p99 of fsync is within twice of what it settles at
-    reached_s: Optional[float] = None  # until fsyncs come at 90 % of the best static limit's rate
+    # Of commits, from the flood's first second on:
+    worst_s: Optional[float] = None  # the highest p99 of a second
+    longest_s: Optional[float] = None
     stall_s: Optional[float] = None  # longest write of a buffered writer since it came
     writes_per_min: Optional[float] = None  # of the limits, in the end
     swing: Optional[float] = None  # amplitude of the limit's oscillation of its mean; 0: none
