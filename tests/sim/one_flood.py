@@ -39,12 +39,12 @@ class OneFlood(Plant):
 
     def _write(
         self, state: DiskState, h: float, demand: float,
-        limit: float, setpoint: float, background: float, blocked: bool,
+        limit: float, setpoint: float, background: float, blocked: bool, reach: float,
     ) -> None:
         if self.now_s - self.dirtied_s >= EXPIRE_S:
             background = 0.0
         before, written = state.accepted, state.written
-        super()._write(state, h, demand, limit, setpoint, background, blocked)
+        super()._write(state, h, demand, limit, setpoint, background, blocked, reach)
         self.flood_bytes -= state.accepted - before
         if self.flood_bytes <= 0.0:
             self.floods = []

@@ -14,7 +14,7 @@ from typing import List
 import pytest
 
 from fake_host import FakeHost
-from writebackd import daemon, event_loop
+from writebackd import daemon
 from writebackd.actuate import lease, watcher
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.lock import open_private
@@ -58,10 +58,10 @@ def test_the_watcher_is_by_the_monotonic_clock(
         looked.append(now_s)
 
     monkeypatch.setattr(Watcher, "look", look)
-    monkeypatch.setattr(watcher.signal, "pthread_sigmask", lambda *_: None)
-    monkeypatch.setattr(watcher.memory_lock, "lock_all", lambda: None)
-    monkeypatch.setattr(watcher.memory_lock, "set_name", lambda name: None)
-    monkeypatch.setattr(watcher.threading, "stack_size", lambda size: 0)
+    monkeypatch.setattr("writebackd.actuate.watcher.signal.pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.memory_lock.lock_all", lambda: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.memory_lock.set_name", lambda name: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.threading.stack_size", lambda size: 0)
     assert watcher.run(tmp_path, stay=False) == 0
     assert looked == [pytest.approx(monotonic(), abs=5.0)]
 
@@ -74,7 +74,7 @@ def test_the_loop_ticks_on_whatever_is_set(
     ticks: List[float] = []
     real, begun = time.time, time.time()
     monkeypatch.setattr(
-        event_loop.time, "time", lambda: real() + step_s * (real() > begun + 0.1)
+        "writebackd.event_loop.time.time", lambda: real() + step_s * (real() > begun + 0.1)
     )
 
     def tick() -> bool:

@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pytest
 
@@ -110,10 +110,10 @@ def test_the_end_is_in_the_history(
     monkeypatch.setattr(rig.daemon._watch, "wait", lambda seconds: True, raising=False)
     monkeypatch.setattr(rig.daemon._signals, "catch", lambda: None)
 
-    def on_tick(snapshot: Snapshot) -> None:
+    def on_tick(snapshot: Optional[Snapshot]) -> None:
         rig.now += 1.0
         rig.pin(8 << 20)
-        if snapshot.decision.limit_bytes == 8 << 20:
+        if snapshot is not None and snapshot.decision.limit_bytes == 8 << 20:
             if refused:
                 rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EROFS
             rig.daemon._signals.stop = "SIGTERM"

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Optional
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
-    seen: List[Snapshot] = []
+    seen: List[Optional[Snapshot]] = []
     rig.daemon._teller.on_tick = seen.append
     run_out(rig)
     with lease.restoring(open_private(rig.runtime_dir / LEASE), 0.0):
@@ -123,7 +123,7 @@ def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> N
 
 
 def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
-    seen: List[Snapshot] = []
+    seen: List[Optional[Snapshot]] = []
     rig.daemon._teller.on_tick = seen.append
     read = rig.daemon._actuator.foreign
 
@@ -133,7 +133,8 @@ def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
 
     rig.daemon._actuator.foreign = stopped  # type: ignore[assignment,method-assign]
     rig.tick()
-    assert len(seen) == 1 and "lease expired" in seen[0].sample.errors[0]
+    assert len(seen) == 1 and seen[0] is not None
+    assert "lease expired" in seen[0].sample.errors[0]
     rig.close()
 
 

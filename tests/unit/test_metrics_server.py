@@ -437,7 +437,7 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
         seen.append(file.read_text())
         answers.set()
 
-    def on_tick(snapshot: Snapshot) -> None:
+    def on_tick(snapshot: Optional[Snapshot]) -> None:
         rig.now += 1.0
         if answers.is_set():
             rig.daemon._signals.stop = "enough"

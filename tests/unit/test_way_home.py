@@ -13,7 +13,6 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT
-from writebackd.actuate import first_found as first_module
 from writebackd.actuate.first_found import KERNEL_LOCK, first_found
 from writebackd.actuate.ledger_restore import restore_from_ledger, restore_left
 from writebackd.actuate.lock import AlreadyRunning
@@ -29,9 +28,12 @@ class Attributes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values: Dict[str, bytes] = {}
-        monkeypatch.setattr(first_module.os, "setxattr", self.set)
-        monkeypatch.setattr(first_module.os, "getxattr", self.get)
-        monkeypatch.setattr(first_module.os, "removexattr", lambda _, name: self.values.pop(name))
+        monkeypatch.setattr("writebackd.actuate.first_found.os.setxattr", self.set)
+        monkeypatch.setattr("writebackd.actuate.first_found.os.getxattr", self.get)
+        monkeypatch.setattr(
+            "writebackd.actuate.first_found.os.removexattr",
+            lambda _, name: self.values.pop(name),
+        )
 
     def set(self, _: str, name: str, value: bytes) -> None:
         self.values[name] = value
@@ -129,7 +131,7 @@ def read_only(killed: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
     def refusing(path: object, flags: int, *args: int, **options: object) -> int:
         if str(killed.runtime_dir) in str(path) and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return real(path, flags, *args, **options)  # type: ignore[call-overload, no-any-return]
+        return real(path, flags, *args, **options)  # type: ignore[arg-type]
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
