@@ -133,13 +133,6 @@ def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room()
     assert [pace for _, pace in paces] == pytest.approx([0.9, 6 / 7], rel=0.01)
 
 
-def test_in_waves_memory_takes_no_more_than_drains_in_the_policys_time() -> None:
-    law = LawMemory(LIMIT, lasted_s=20.0, pause_s=20.0)
-    own = replace(OWN, drain_time_s=2.0)
-    want, _ = decided(flood(), memory(law), own=own)
-    assert want.rule is Rule.WAVES and want.target_bytes == pytest.approx(2.0 * R)
-
-
 # ---- the law's ticks -------------------------------------------------------
 
 

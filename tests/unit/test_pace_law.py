@@ -19,7 +19,7 @@ from writebackd.types.samples import DeviceSample, SyncSample
 
 R = 100e6
 BOUNDS = Bounds(
-    floor=1 << 20, ceiling=1 << 30, objective_s=0.02, drain_time_s=20.0, delay_s=16e-3,
+    floor=1 << 20, ceiling=1 << 30, objective_s=0.02, delay_s=16e-3,
     rest_bytes=4e6, spend=0.2, keep=0.95, pace_share=0.7,
 )  # fmt: skip
 QUICK, SLOW = latencies(0.1e-3, 2000), latencies(20e-3, 50)

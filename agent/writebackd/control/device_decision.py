@@ -84,7 +84,6 @@ def decide_device(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
         objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
-        drain_time_s=own.drain_time_s,
         delay_s=PREFER[prefer] * own.allowed_delay_s,
         # Its part of the device's `rest`, but no less than the smaller of that and the general one.
         rest_bytes=max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes)),

@@ -15,7 +15,7 @@ ahead of them.  On the disks that were swept by hand the best fixed limit was 13
    below `rest`.  Three seconds of a full cache then show R.
 5. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
-6. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
+6. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, 0.1 s of R at most.
 7. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
@@ -63,7 +63,6 @@ class Bounds:
     floor: int  # bytes
     ceiling: int
     objective_s: float  # p99 of a commit
-    drain_time_s: float  # memory takes no more than what drains in that
     delay_s: float  # the limit is what drains in that
     rest_bytes: float  # the limit to begin with while R is unknown
     spend: float  # share of R that syncs may cost under a pace

@@ -22,7 +22,7 @@ STATES: Mapping[Rule, DeviceState] = {
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
                 "this limit holds from the first second of the next flood"),
-    Rule.WAVES: ("floods come in bursts, the limit is what drains between two",
+    Rule.WAVES: ("floods come in bursts, the limit is what memory may take of one",
                  "a flood longer than the previous one gets the limit for long floods"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
@@ -36,7 +36,8 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
                    f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
     Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
-    Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate",
+    Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate, or no"
+                 " commit was slow",
                  f"every {CYCLE_S:g} s the limit rises, to {STRETCH:g} times what drains in the"
                  " allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",
