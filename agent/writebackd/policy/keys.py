@@ -193,7 +193,7 @@ class Objective:
     baseline_multiple: float = field(metadata=_device_key(MULTIPLE, "10x", "1.5x", "1000x", doc=
         "Time of a commit that counts as good, in multiples of the device's own unloaded fsync."))
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
-        "Share of the drain rate that a flood gets while the write cache has room."))
+        "Share of the drain rate that a paced flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
         "Half of `allowed-delay`, all of it, or twice as much; under a pace the share of the drain "
         "rate that syncs may take from a flood: 1/4, 1/7 or 1/10."))

@@ -16,7 +16,7 @@ from writebackd.report.history_schema import Event
 STATES = {
     "idle": "no sync demand",
     "guard": "sync demand, keeping a limit",
-    "squeeze": "commits slow, or write cache full: a smaller limit",
+    "squeeze": "older versions: a smaller limit",
     "probe": "trying a larger limit",
     "pace": "holding the flooding unit below the drain rate",
     "exhausted": "at the floor and still slow",
