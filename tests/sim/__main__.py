@@ -98,7 +98,7 @@ def of_drawn(what: str, half: str, hosts: int, policy: Policy, verbose: bool) ->
         return one_flood.table(some, policy, verbose)
     if half == "constants":
         return drawn.constants(some, policy)
-    return drawn.table(some, policy, bench.AGENT, verbose)
+    return drawn.table(some, policy, bench.AGENT, verbose, drawn.BACKGROUNDS)
 
 
 def scores(chosen: List[Scenario], policy: Policy, seed: int, tick_s: float) -> None:

@@ -167,7 +167,9 @@ def score(run: Run) -> float:
 
 def compare(
     seed: int, policy: Policy, laws: Mapping[str, Callable[[], Law]],
+    backgrounds: Sequence[float] = (),
 ) -> Found:
+    """`backgrounds`: shares of the limit that the sweep tries beside a half."""
     scenario = host(seed)
     idle = bench.run(scenario, seed=seed, flooded=False)
     default = bench.run(scenario, seed=seed)
@@ -175,7 +177,7 @@ def compare(
     for megabytes in STATIC_MB:
         runs[f"{megabytes}M"] = bench.judge(
             bench.run(scenario, limit=megabytes * MB, seed=seed), idle, default)
-        for share in BACKGROUNDS:
+        for share in backgrounds:
             runs[f"{megabytes}M/{share:.0%}"] = bench.judge(
                 bench.run(scenario, limit=megabytes * MB, seed=seed,
                           background=int(share * megabytes * MB)), idle, default)
@@ -190,11 +192,11 @@ def compare(
 
 def table(
     chosen: Sequence[int], policy: Policy, laws: Mapping[str, Callable[[], Law]],
-    verbose: bool = False,
+    verbose: bool = False, backgrounds: Sequence[float] = (),
 ) -> str:
     """Each contender over steady floods and over floods in waves."""
     half = half_of(chosen)
-    found = [compare(seed, policy, laws) for seed in chosen]
+    found = [compare(seed, policy, laws, backgrounds) for seed in chosen]
     lines = [f"{half}: {len(found)} hosts, seeds {chosen[0]} to {chosen[-1]}; geometric means",
              "score = f x min(1, g/0.95)^4, f of commits; of best: share of the best fixed pair of",
              "limits of each host; worst s: the worst second's p99 of commits, and the longest"]
