@@ -12,9 +12,7 @@ import pytest
 
 from fake_host import FakeHost, FakeProbe
 from test_cgroup_index import DISK, FakeMap, sync_returns
-from writebackd.kernel import bpf_layout, commit_waits
-from writebackd.kernel import probe as probe_module
-from writebackd.kernel import sampler as sampler_module
+from writebackd.kernel import bpf_layout
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits, Sleep
 from writebackd.kernel.full_tables import LossCounters, Losses
 from writebackd.kernel.hooks import THROTTLED, Choice
@@ -22,6 +20,7 @@ from writebackd.kernel.map_readers import Reading, SyncReader, TaskReader
 from writebackd.kernel.probe import BpfProbe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
+from writebackd.kernel.vm import read_state
 from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import SyncSample
@@ -87,7 +86,7 @@ def committer(synced_ns: int, slept_ns: int, attached_ns: int) -> bytes:
 
 
 def test_processes_that_synced_last_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_waits.time, "clock_gettime_ns", lambda clock: 1000 * S)
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: 1000 * S)
     table: Any = FakeMap()
     for pid in range(1, 1025):
         table.entries[key(pid)] = committer(900 * S + pid, 0, 0)
@@ -102,7 +101,7 @@ def test_processes_that_synced_last_keep_their_places(monkeypatch: pytest.Monkey
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A probe on tables that tests fill, at a clock of 1000 s."""
-    monkeypatch.setattr(probe_module.time, "clock_gettime_ns", lambda clock: 1000 * S)
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: 1000 * S)
     tables: Dict[str, Any] = {name: FakeMap() for name in ("done", "held", "tasks", "committers")}
     probe: Any = BpfProbe.__new__(BpfProbe)
     probe.choice = Choice(others=[THROTTLED[0]])
@@ -150,10 +149,11 @@ def test_what_threads_without_a_place_dirty_is_known(
     topology.scan()
     probe: Any = FakeProbe()
     sampler = Sampler(host, topology, probe, lambda device: None)
-    state = sampler_module.read_state(host)
+    state = read_state(host)
     dirtied = iter((100 << 20, 400 << 20, 700 << 20, 1000 << 20))
     monkeypatch.setattr(
-        sampler_module, "read_state", lambda files: replace(state, dirtied_bytes=next(dirtied))
+        "writebackd.kernel.sampler.read_state",
+        lambda files: replace(state, dirtied_bytes=next(dirtied)),
     )
     found = []
     for unlisted in (True, True, False, True):
