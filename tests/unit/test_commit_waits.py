@@ -86,9 +86,7 @@ def committer(synced_ns: int, slept_ns: int, attached_ns: int) -> bytes:
 
 
 def test_processes_that_synced_last_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "writebackd.kernel.commit_waits.time.clock_gettime_ns", lambda clock: 1000 * S
-    )
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: 1000 * S)
     table: Any = FakeMap()
     for pid in range(1, 1025):
         table.entries[key(pid)] = committer(900 * S + pid, 0, 0)
@@ -103,7 +101,7 @@ def test_processes_that_synced_last_keep_their_places(monkeypatch: pytest.Monkey
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A probe on tables that tests fill, at a clock of 1000 s."""
-    monkeypatch.setattr("writebackd.kernel.probe.time.clock_gettime_ns", lambda clock: 1000 * S)
+    monkeypatch.setattr("time.clock_gettime_ns", lambda clock: 1000 * S)
     tables: Dict[str, Any] = {name: FakeMap() for name in ("done", "held", "tasks", "committers")}
     probe: Any = BpfProbe.__new__(BpfProbe)
     probe.choice = Choice(others=[THROTTLED[0]])
@@ -129,8 +127,10 @@ def test_threads_and_processes_that_wait_are_the_disks(opened: Any) -> None:
     )
     opened.tables["committers"].entries[key(42)] = committer(997 * S, 9 * S, 1 * S)
     sync_returns(opened.tables["done"], DISK)
-    found = opened.read().syncs["8:1"]
-    assert (found.fsyncs, found.throttled_now_s) == (1, 3.0)
+    syncs = opened.read().syncs
+    assert {devno: (each.fsyncs, each.throttled_now_s) for devno, each in syncs.items()} == {
+        "8:1": (1, 3.0)
+    }
     opened.tables["done"].entries.clear()
     assert opened.read().syncs["8:1"].throttled_now_s == 3.0
 
