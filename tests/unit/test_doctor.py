@@ -263,11 +263,10 @@ def test_a_daemon_without_a_watcher(found: Found) -> None:
       "/usr/lib/sysctl.d/90-db.conf": "vm.dirty_ratio = 2\n"},
      "note",
      ["vm.dirty_background_ratio=5 is set at boot (/usr/lib/sysctl.d/50-dist.conf:1)",
-      "vm.dirty_bytes=15728640 is set at boot (/etc/sysctl.d/90-db.conf:3)",
       "vm.dirty_ratio=40 is set at boot (/etc/sysctl.d/99-sysctl.conf:1)"]),
     # Profiles of tuned, through their includes; then in newer places.
     ({"/etc/tuned/active_profile": "mine\n", "/proc/900/comm": "tuned\n",
-      "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance mine\n",
+      "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance, mine\n",
       "/usr/lib/tuned/throughput-performance/tuned.conf":
           "[main]\nsummary=x\n[sysctl]\nvm.dirty_ratio = 40\n",
       "/usr/lib/tuned/other/tuned.conf": "[vm]\ndirty_ratio=10\n"},
@@ -275,7 +274,9 @@ def test_a_daemon_without_a_watcher(found: Found) -> None:
      ["vm.dirty_ratio=40 (/usr/lib/tuned/throughput-performance/tuned.conf:4)"]),
     ({"/etc/tuned/active_profile": "other gone ../../escape\n", "/proc/9/comm": "tuned\n",
       "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n"},
-     "warning", ["vm.dirty_bytes=40%"]),
+     "warning",
+     ["includes gone, which cannot be told", "includes ../../escape, which cannot be told",
+      "sets vm.dirty_ratio=40 (/usr/lib/tuned/profiles/other/tuned.conf:2)"]),
 ])  # fmt: skip
 def test_who_else_sets_the_limits(
     tmp_path: Path, there: Dict[str, str], level: str, wanted: List[str]

@@ -327,9 +327,10 @@ def test_a_limit_that_may_hold_the_flood_shows_nothing(limit: float, shows: bool
 
 def test_of_a_rate_that_still_falls_the_lower_one_is_shown() -> None:
     """A cache that fills slowly took a part."""
-    falling = [R * (2.0 - 0.125 * number) for number in range(8)]
+    falling = [R * (2.0 - 0.06 * number) for number in range(16)]
+    assert shown(falling[:14]).drain_rate is None
     found = shown(falling).drain_rate or 0.0
-    assert falling[-1] < found < sum(falling[2:]) / 6
+    assert falling[-1] < found < sum(falling[2:]) / 14
 
 
 def test_under_a_limit_that_is_not_the_laws_no_drain_rate_is_shown() -> None:

@@ -100,7 +100,12 @@ class Ledger:
         return is_other_boot(files, self.boot_id)
 
     def came_back(self, pair: Pair, value: PairValue) -> bool:
-        """Whether another process may have read `value` while it was ours; also as whole pages."""
+        """Whether another process may have read `value` while it was ours; also as whole pages.
+
+        An original that is by chance as large as a limit of ours is what should be in force.
+        """
+        if value == pair.value(self.originals):
+            return False
         size, half, page = value[0], 0 if pair is LIMIT else 1, page_size()
         return size > 0 and any(
             size in (each[half], each[half] // page * page, -(-each[half] // page) * page)

@@ -110,10 +110,9 @@ def measure_writes(
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     throttled = throttled_s >= HELD_BACK_SHARE * dt_s
-    # A disk that writes scattered blocks takes next to nothing meanwhile; its writers sleep on.
-    flooded = throttled and sample.busy_share >= BUSY_SHARE
-    if background >= FLOOD_RATE:
-        flooded = throttled or deep or waiting >= vm.background_threshold_bytes / 4
+    flooded = background >= FLOOD_RATE and (
+        throttled or deep or waiting >= vm.background_threshold_bytes / 4
+    )
     return Writes(
         rate=rate,
         background_rate=background,
