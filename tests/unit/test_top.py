@@ -54,8 +54,9 @@ def scene(number: int = 0, made: Optional[Snapshot] = None) -> Snapshot:
     shown = made or samples.several()
     estimates = dict(shown.estimates)
     if "sda" in estimates:
+        p99_s = 0.004 * math.exp(3 * math.sin(number / 4))
         estimates["sda"] = replace(
-            estimates["sda"], fsync_p99_s=0.004 * math.exp(3 * math.sin(number / 4)),
+            estimates["sda"], fsync_p99_s=p99_s, commit_p99_s=p99_s,
             cache_bytes=512.0 * samples.MIB, fill_bytes=300.0 * samples.MIB,
         )  # fmt: skip
     sample = replace(shown.sample, wall_s=shown.sample.wall_s + number, cgroups=CGROUPS)
@@ -494,7 +495,7 @@ def test_in_a_small_terminal(daemon: FakeDaemon, terminal: Open) -> None:
     assert re.search("▄[▄▅]*▆", shown.until("▆"))
     assert "\x1b[32m" in shown.text("-e")  # guard is green
     shown.keys("p", "1", "6", "M", "Enter")
-    shown.until("pin the limit to 16M until `release` or a restart? y/n")
+    shown.until("pin the limit to 16M until `release` or a reboot? y/n")
     assert "pin" not in [verb for verb, _ in daemon.requests]
     shown.keys("y")
     shown.until("pinned to 16M")

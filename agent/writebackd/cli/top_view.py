@@ -143,7 +143,7 @@ class View:
         rows = room - 1 if len(devices) - top.offset <= room - 1 else room - 2
         shown = devices[top.offset : top.offset + max(1, rows)]
         mount = min(40, width - _ROOMY + 12) if width >= _ROOMY else 0
-        fixed = 67 + (mount + 1 if mount else 0)
+        fixed = 68 + (mount + 1 if mount else 0)
         spark = min(60, max(8, width - 1 - fixed)) if width >= _NARROW else 0
         table = _table()
         for name, size, right in (
