@@ -24,7 +24,7 @@ def busy_host(devices: int) -> Snapshot:
     estimates: Mapping[str, Estimate] = {
         f"sd{n}": replace(
             shown.estimates["sda"], name=f"sd{n}", cache_bytes=5e8 + n,
-            fill_bytes=1e8 + n / 7, fsync_total_s=latency.total_s(),
+            fill_bytes=1e8 + n / 7, fsync_total_s=latency.total_s(), commit_write_share=0.2,
         )
         for n in range(devices)
     }  # fmt: skip
