@@ -314,7 +314,10 @@ def test_a_file_of_the_release_before_is_read_and_gets_the_table(tmp_path: Path)
     History(path).close(5.0)
     kept(tmp_path, [FLOOD])
     with sqlite3.connect(str(path)) as database:
-        database.execute("DROP TABLE alerts")
+        for table in ("alerts", "fine", "coarse"):
+            database.execute(f"DROP TABLE {table}")
+        for name in ("commit_p50_s", "commit_p99_s", "commit_write_share"):
+            database.execute(f"ALTER TABLE events DROP COLUMN {name}")
         database.execute("PRAGMA user_version=1")
     assert read_alerts(path, 10) == []
     kept(tmp_path, [FLOOD])

@@ -25,6 +25,7 @@ from trial_case import made, plan
 from writebackd import formats
 from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
+from writebackd.alerts.lifecycle import CAUSE_HOLDS_S
 from writebackd.cli.alerts import render as render_alerts
 from writebackd.cli.answer_screens import render_why
 from writebackd.cli.history import figures_json, render_figures
@@ -465,11 +466,16 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
     ]  # fmt: skip
     found = collapsing(seconds)
     assert len(found) > 25
+    began_s = 1.7e9 + Watched().usual().time_s
     for number, alert in found:
         assert alert.evidence is not None
         facts = dict(alert.evidence.facts)
-        lasted = round(alert.evidence.end_s - alert.evidence.begin_s)
-        window = seconds[number - lasted : number]
+        begin, end = (
+            round(each - began_s) for each in (alert.evidence.begin_s, alert.evidence.end_s)
+        )
+        # It keeps its window while another cause shows up for a moment.
+        assert number - CAUSE_HOLDS_S < end <= number
+        lasted, window = end - begin, seconds[begin:end]
         syncs = sum(each.syncs for each in window)
         waits_s = [wait_s for each in window for wait_s in each.waits_s]
         mean_s = sum(waits_s) / syncs
