@@ -535,8 +535,8 @@ class Plant:
         state.accepted += accepted * h
         if demand:
             state.throttled_s += h * (1.0 - accepted / demand)
-        # Pages below the background limit are not under writeback.
-        queued = state.dirty - max(0.0, 4 * setpoint - 3 * limit)
+        # Pages below the background limit are not under writeback, but for those that expire.
+        queued = state.dirty - (max(0.0, 4 * setpoint - 3 * limit) if background else 0.0)
         self._latency(state, h, out, drain, full, max(queued, 0.0))
 
     def _throttle(
@@ -607,7 +607,8 @@ class Plant:
         wait = min(AHEAD * dirty, AHEAD_MOST) / drain
         if disk.cache:
             fast = base * (1.0 + BESIDE_FLOOD * load)
-            fast += (1.0 - full) * min(QUEUE_AHEAD * queued, AHEAD_MOST) / disk.link
+            if out < state.pace:  # io.max lets what it holds wait before the queue
+                fast += (1.0 - full) * min(QUEUE_AHEAD * queued, AHEAD_MOST) / disk.link
             knee = drain * disk.tau_s
             breath = disk.breath * min(1.0, (as_limit / knee) ** BREATH_POWER)
             breath /= 1.0 + (as_limit / drain / BREATH_ENDS_S) ** 4
