@@ -83,9 +83,11 @@ def test_a_cache_of_another_size_than_the_tool_says_is_told(
         )
 
 
-def test_an_ordinary_month_has_no_alert() -> None:
+def test_an_ordinary_month_has_few_alerts() -> None:
     """With ticks of 6 s, for the time that it takes; `python -m tests.sim alerts month` has 1 s."""
-    assert alerts_of_a_month(POLICY, seed=1, tick_s=6.0) == []
+    found = [alert.name for _, alert in alerts_of_a_month(POLICY, seed=1, tick_s=6.0)]
+    # None until committers slept: now one of 0.3 to 0.7 commits a second waits for up to 12 s.
+    assert len(found) <= 21 and {*found} <= {AlertName.COLLAPSE}
 
 
 @runs(100)

@@ -154,12 +154,11 @@ def a_queue_that_is_not_ours_costs_the_flood_little(case: Case, whose: str) -> N
 Hosts = st.SearchStrategy[Tuple[Any, ...]]
 CHANGES = ["slower", "faster", "knee", "battery", "neighbour", "failing"]
 PROPERTIES: Tuple[Tuple[Callable[..., None], Hosts, float], ...] = (
-    # Measured: 82 %.  Most of the others have more than 6 changes a minute within BAND; 5 % leave
-    # it.
-    (the_limit_stands, st.tuples(cases()), 0.77),
-    # 98.8 %, of floods without end.
+    # Measured on 60 hosts: 95 %.
+    (the_limit_stands, st.tuples(cases()), 0.88),
+    # All of 60, of floods without end.
     (not_worse_off_than_with_15_mb, st.tuples(cases(dirty=True)), 0.98),
-    # 95 %.  18 of the 21 others have no cache: there syncs wait for what memory took of a wave.
+    # 97 % of 60.
     (nor_in_waves, st.tuples(cases(waves=True, dirty=True)), 0.92),
     # 97 to 99.5 %, by the hosts that are drawn.
     (nor_after_the_disk_became_another,
@@ -171,7 +170,7 @@ PROPERTIES: Tuple[Tuple[Callable[..., None], Hosts, float], ...] = (
     (a_queue_that_is_not_ours_costs_the_flood_little,
      st.tuples(cases(), st.sampled_from(["neighbour", "failing"])), 0.86),
 )
-HOSTS = 400
+HOSTS = 100  # the committers' sleeps made a run slower
 LONGEST = (finds_a_disk_that_became_fast, a_queue_that_is_not_ours_costs_the_flood_little)
 
 
