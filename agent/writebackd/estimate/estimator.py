@@ -187,12 +187,12 @@ def _estimate_device(
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
-    _, commits_s, commit_p50_s, commit_p99_s = (
-        _NO_SYNCS if sync is None else sync.commit_latency.told()
-    )
-    write_share = None
-    if sync is not None and sync.commits is not None and commits_s:
-        write_share = min(1.0, sync.throttled_s / commits_s)
+    commits_s, commit_p50_s, commit_p99_s, write_share = total_s, p50_s, p99_s, None
+    if total_s and sync is not None and sync.commits is not None:
+        write_share = 0.0
+        if sync.throttled_s:  # else they are the same latencies
+            _, commits_s, commit_p50_s, commit_p99_s = sync.commits.told()
+            write_share = min(1.0, sync.throttled_s / commits_s)
     drain_rate = memory.drain_rate
     if pressing and not demand and now_s - began >= CACHE_S:
         drain_rate = max(drain_rate or 0.0, smooth_rate)
@@ -235,7 +235,7 @@ def _estimate_device(
             commit_p50_s=commit_p50_s,
             commit_p99_s=commit_p99_s,
             commit_write_share=write_share,
-            oldest_commit_s=sync.oldest_commit_s if sync is not None else 0.0,
+            oldest_commit_s=max(sync.oldest_s, sync.throttled_now_s) if sync is not None else 0.0,
             fill_source=fill.source if fill is not None else None,
         ),
         memory,

@@ -53,7 +53,8 @@ def demand_of(
     """
     if sync is None:
         return memory.recent_syncs, memory.last_demand, None, False
-    returned = max(0, sync.count - unwaited)
+    ended = sync.count
+    returned = max(0, ended - unwaited) if unwaited else ended
     window = memory.recent_syncs
     lasted_s, start = dt_s, len(window)
     while start and lasted_s < DEMAND_WINDOW_S:
@@ -76,7 +77,7 @@ def demand_of(
     elif on and away_s >= held_s(hold_s, lasting, gap_s):
         window, ticks, on = (dt_s, returned), 0, False
     known = on or now_s - last_s <= hold_s
-    return window, (last_s, gap_s, ticks, on) if known else None, sync.count / dt_s, on
+    return window, (last_s, gap_s, ticks, on) if known else None, ended / dt_s, on
 
 
 def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
