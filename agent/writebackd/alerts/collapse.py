@@ -46,6 +46,11 @@ class Syncs(NamedTuple):
     seconds: float
 
 
+# Commits per second.  Of fewer a window of 8 s has too few to tell a collapse from a pause: a month
+# of hosts that commit less than once a second gave 21 alerts.  One that hangs is a STALL.
+ENOUGH_RATE = 5.0
+
+
 def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Add this tick to the incident, if there is one, and raise the alert once it is certain."""
     incident, bad = health.collapse, suspicious(view, health)
@@ -85,7 +90,7 @@ def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
     rate = view.estimate.sync_rate
     if (
         rate is None
-        or health.sync_rate < view.tick.policy.objective.min_sync_rate
+        or health.sync_rate < max(ENOUGH_RATE, view.tick.policy.objective.min_sync_rate)
         or rate >= view.rules.sync_share * health.sync_rate
     ):
         return False
