@@ -124,6 +124,14 @@ def orders(measured: Measured) -> None:
     assert per_min == pytest.approx(0.45, abs=0.15)
 
 
+def keys_set(measured: Measured) -> None:
+    assert measured.ops is not None and measured.ops > 20
+    assert measured.rate == pytest.approx(measured.ops / measured.elapsed, rel=0.05)
+    assert measured.p50 and measured.p95 and measured.p99 and measured.max
+    assert 1e-6 < measured.p50 <= measured.p95 <= measured.p99 <= measured.max * 1.02
+    assert measured.cdf[-1][1] == pytest.approx(1)
+
+
 Check = Callable[[Measured], None]
 CASES: Dict[str, Tuple[str, Dict[str, Any], Check]] = {
     "fsync": ("fsync", {"size": "16M"}, synchronous),
@@ -147,6 +155,7 @@ CASES: Dict[str, Tuple[str, Dict[str, Any], Check]] = {
     "pgbench": ("pgbench", {"scale": "1"}, synchronous),
     "pgbench-mix": ("pgbench-mix", {"scale": "1"}, synchronous),
     "tpcc": ("tpcc", {"warehouses": "1"}, orders),
+    "redis": ("redis", {"appendfsync": "always"}, keys_set),
     "fuse": ("fuse", {"size": "64M"}, steady),
 }
 
