@@ -89,9 +89,9 @@ class Sizes:
 def table_entries(cpus: int) -> int:
     """Threads that dirty pages, and cgroups that sync, which can be told apart at once.
 
-    256 for each possible CPU; at 8192 both tables have 2.1 MB, and the budget ends.
+    256 for each possible CPU; at 7680 both tables have 2.0 MB, and the budget ends.
     """
-    return min(max(1024, 256 * cpus), 8192)
+    return min(max(1024, 256 * cpus), 7680)
 
 
 def plan_sizes(devices: int, cpus: int, queue_latency: bool) -> Sizes:
