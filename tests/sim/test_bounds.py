@@ -53,20 +53,20 @@ def numbers(memory: Memory) -> List[Tuple[str, float]]:
     return found
 
 
-@runs(750)
+@runs(250)
 @given(cases(constant=False, dirty=True))
 def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
     drive(case, 45.0, check=sane)
 
 
-@pytest.mark.full("7500 hosts instead of 750")
+@pytest.mark.full("7500 hosts instead of 250")
 @runs(7500)
 @given(cases(constant=False, dirty=True))
 def test_nor_one_of_thousands(case: Case) -> None:
     drive(case, 45.0, check=sane)
 
 
-@runs(300)
+@runs(100)
 @given(cases(constant=False, dirty=True))
 def test_same_policy_memory_and_sample_give_the_same_decision(case: Case) -> None:
     plant = case.plant()
