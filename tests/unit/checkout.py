@@ -34,6 +34,15 @@ def copy_checkout(target: Path) -> Path:
     return target
 
 
+def files(*patterns: str) -> List[Path]:
+    """Those of the checkout that git knows or would take, so nothing of build/."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT, capture_output=True, text=True, timeout=20, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
 def need_compiler() -> None:
     """Skip unless the probe can be compiled here."""
     sys.path.insert(0, str(ROOT / "bpf"))

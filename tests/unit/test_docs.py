@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from enum import Enum
@@ -13,7 +12,7 @@ from typing import Iterable, Iterator, List, Type
 
 import pytest
 
-from checkout import ROOT
+from checkout import ROOT, files
 from writebackd.alerts.alert_types import AlertName, Cause
 from writebackd.types.decision import DeviceState, Rule
 from writebackd.types.levers import LeverKind
@@ -27,17 +26,6 @@ LINK = re.compile(r"\[[^]\n]*\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"(?<![\w/])(?:docs|tests|agent|bpf|policies)/[\w./-]*\w\.(?:md|py|conf|yml)\b")
 PLACEHOLDER = re.compile(r"\b(?:NAME|YYYY)")
-
-
-def files(*patterns: str) -> List[Path]:
-    """Those of the checkout that git knows or would take, so nothing of build/."""
-    found = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT, capture_output=True, text=True, timeout=20, check=True,
-    ).stdout.split("\0")  # fmt: skip
-    return [ROOT / name for name in found if name and (ROOT / name).is_file()]
-
-
 PAGES = files("*.md")
 
 
@@ -148,8 +136,8 @@ def test_a_newcomer_finds_what_to_change() -> None:
     rows = re.findall(r"^\| \d+ \| (.*) \| (.*) \|$", (ROOT / "tests/newcomer.md").read_text(),
                       re.MULTILINE)
     assert len(rows) == 20
-    touched = [len(files.split(", ")) for _, files in rows]
+    touched = [len(paths.split(", ")) for _, paths in rows]
     assert sum(count > 3 for count in touched) <= 1
-    for _, files in rows:
-        for name in re.findall(r"`([^`]+)`", files):
+    for _, paths in rows:
+        for name in re.findall(r"`([^`]+)`", paths):
             assert (ROOT / name).exists(), name
