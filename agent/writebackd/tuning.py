@@ -110,21 +110,14 @@ MOST_S = 0.1
 # ms of R on one host and 18 on a busy one.
 LETS_IN_S = 24e-3
 # Shares of R, seconds, factor.  A flood that gets less than LEAST over CYCLE_S gets a larger limit,
-# and above ENOUGH_SHARE a smaller one again: below it throughput is worth more than the commits
-# that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9, so CYCLE_S
-# must span one.  STRETCH is the largest factor.
-LEAST, ENOUGH_SHARE, CYCLE_S, STRETCH = 0.8, 0.85, 10.0, 2.0
-# Seconds.  Floods of at most this length, with pauses of at most twice this length, are waves.
-# Also how long a flood is remembered where only its end could show that it is over: on devices
+# and above the mean of LEAST and FELL a smaller one again: below it throughput is worth more than
+# the commits that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9,
+# so CYCLE_S must span one.  STRETCH is the largest factor.
+LEAST, CYCLE_S, STRETCH = 0.8, 10.0, 2.0
+# Seconds.  How long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because
 # setting or removing one moves two limits.
 WAVE_S = 30.0
-# Share of the previous flood's length.  A shorter pause does not make waves: too little drains in
-# it.  A single tick without a flood is such a pause.
-PAUSE_LEAST = 0.1
-# WAVE: share of what drains in a pause that memory may absorb of the next wave.  WAVE_LONGER:
-# factor by which a wave may be longer than the previous one and still count as a wave.
-WAVE, WAVE_LONGER = 0.7, 1.25
 
 # ---- who syncs ----
 
@@ -163,11 +156,6 @@ SHARE_HALF_S = 3.0
 SHARE_LEAST = 0.1
 # Share of free memory plus page cache: the largest limit ever set.  The default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
-# Seconds, and number in an hour.  Yields to the original limits, when systemd-sysctl or sysctl(8)
-# applied settings of the boot again, end after a minute: an upgrade's triggers follow each other
-# within seconds.  Who applies them more often than that keeps the daemon away.
-REAPPLIED_S = 60.0
-REAPPLIED_MOST = 3
 # Share of the goal.  A smaller change is ignored: the estimates are no more exact, and every write
 # to the limits disturbs the kernel's own pacing.
 DEADBAND = 0.1
@@ -228,6 +216,3 @@ CREEP = 0.001
 # Factors: the largest single decrease and increase of a pace.  Large cuts are risky: low
 # throughput may also mean a slower disk.
 CUT, RISE = 0.6, 1.4
-# Additional share of R that syncs may cost while commits miss the objective; seconds over which it
-# grows to that and is tried; seconds until the next try if it did not help.
-EXTRA, TRY_S, TRY_AGAIN_S = 0.1, 20.0, 600.0

@@ -157,13 +157,12 @@ def test_bursts_teach_nothing_of_the_disk(syncs: int) -> None:
 
 
 def test_bursts_take_nothing_from_the_limit_of_a_long_flood() -> None:
-    """Memory takes more in waves, since the pauses drain it; never less."""
     host = loaded()
     before = host.limit
     host.bursts(130, 50)
     given = [decision.limit_bytes or 0 for _, decision in host.told[-130:]]
-    assert min(given) > 0.9 * before and max(given) == pytest.approx(0.1 * RATE, rel=0.1)
-    host.run(30, 2 * RATE, SYNCS)
+    assert 0.9 * before < min(given) and max(given) <= 0.033 * RATE
+    host.run(50, 2 * RATE, SYNCS)
     assert host.limit == pytest.approx(0.016 * RATE, rel=0.1)
     assert host.drains == pytest.approx(RATE, rel=0.1)
 
@@ -209,8 +208,8 @@ def test_a_limit_far_too_small_is_left_although_the_disk_is_hardly_busy() -> Non
         host.memory, devices={DISK.name: slow}, limit_bytes=MB, goal_bytes=MB
     )
     host.run(60, 2 * RATE, 50)
-    assert host.drains == pytest.approx(RATE, rel=0.2)
-    assert host.limit > 0.5 * RATE * TAU_S
+    assert host.drains > 0.6 * RATE and host.limit > 0.5 * RATE * TAU_S
+    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > 0.95 * 20 * RATE
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -136,13 +136,6 @@ def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room()
 # ---- the law's ticks -------------------------------------------------------
 
 
-def test_a_tick_without_a_flood_is_one_of_the_pause() -> None:
-    law = LawMemory(LIMIT, flood_s=10.0)
-    want, after = decided(flood(flooded=False), memory(law))
-    assert want.rule is Rule.REST and want.target_bytes == LIMIT
-    assert (after.law.lasted_s, after.law.flood_s, after.law.quiet_s) == (10.0, 0.0, DT_S)
-
-
 def test_it_begins_with_what_drains_in_the_allowed_delay() -> None:
     new = memory(LawMemory())
     want, _ = decided(flood(), new, in_force=1 << 40)

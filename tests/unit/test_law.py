@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samples
-from writebackd.control.law import Bounds, asked, between, follow
+from writebackd.control.law import Bounds, follow
 from writebackd.types.decision import Rule
 from writebackd.types.device_memory import Drain, LawMemory
 from writebackd.types.estimate import Estimate
@@ -20,7 +20,7 @@ from writebackd.types.estimate import Estimate
 MB = 1 << 20
 R = 256.0 * MB
 BOUNDS = Bounds(
-    floor=MB // 4, ceiling=1024 * MB, objective_s=20e-3, delay_s=16e-3,
+    floor=MB // 4, ceiling=1024 * MB, delay_s=16e-3,
     rest_bytes=4.0 * MB, spend=0.2, keep=0.95,
 )  # fmt: skip
 NOW, DT_S = 1000.0, 0.5
@@ -82,6 +82,13 @@ def test_another_limit_in_force_is_told_and_changes_nothing_of_it() -> None:
     assert now == pytest.approx(4.096) and rule is Rule.COMING
 
 
+def test_while_the_cache_has_room_it_is_what_drains_of_what_the_device_takes() -> None:
+    seen = flood(512.0, drain_rate=R)
+    assert step(4.0, seen, replace(ROOM, rate=512.0 * MB))[0] == pytest.approx(8.192)
+    assert step(4.0, seen, replace(ROOM, rate=128.0 * MB))[0] == pytest.approx(4.096)
+    assert step(4.0, seen, replace(FULL, rate=512.0 * MB))[0] == pytest.approx(4.096)
+
+
 # ---- 2. the flood gets too little ------------------------------------------
 
 
@@ -139,8 +146,7 @@ def test_beyond_that_it_goes_on_while_a_step_brings_an_eighth_more() -> None:
     # 32 ms of 100 MB/s are less than 4 MB.
     assert searched(4.0, [113.0, 127.0], 100.0) == pytest.approx([8.0, 12.7])  # 0.1 s
     assert searched(4.0, [111.0, 111.0], 100.0) == [4.0, 4.0]
-    # What brought nothing is taken back to twice the delay.
-    assert searched(4.0, [113.0, 126.0], 100.0) == pytest.approx([8.0, 4.032])
+    assert searched(4.0, [113.0, 126.0], 100.0) == [8.0, 8.0]
 
 
 def test_only_while_it_holds_the_flood_back() -> None:
@@ -161,7 +167,6 @@ def test_under_another_limit_nothing_is_tried() -> None:
     now, rule, after = step(4.0, flood(1000.0), in_force=False, tried=(1.0, 1000.0 * MB))
     assert (now, rule, after.tried, after.sought_rate) == (4.0, Rule.COMING, (0.0, 0.0), 0.0)
     assert step(400.0, flood(250.0), FULL, in_force=False)[0] == 400.0
-    assert after.flood_s == 0.5  # the flood goes on, whatever the limit
 
 
 # ---- 4. a full cache ends that ---------------------------------------------
@@ -178,79 +183,6 @@ def test_a_full_cache_takes_it_down_in_one_step(limit: float, rate: float, after
     assert law.written_s == (NOW - 0.5 if limit == after else NOW)
 
 
-# ---- 6. floods that come and go --------------------------------------------
-
-KNEE = 4.096 * MB
-
-
-def waves(
-    lengths: List[float], pause_s: float, bounds: Bounds = BOUNDS
-) -> List[Tuple[float, Rule]]:
-    """Of each tick of the last flood of `lengths`: seconds of R asked for, and the rule."""
-    law, now_s = LawMemory(KNEE), NOW
-    seen: List[Tuple[float, Rule]] = []
-    for length in lengths:
-        for _ in range(round(pause_s)) if law.flood_s else ():
-            law = between(law, 1.0)
-            now_s += 1.0
-        seen = []
-        for _ in range(round(length)):
-            now_s += 1.0
-            law, rule = follow(law, FULL, flood(drain_rate=R), bounds, True, now_s, 1.0)
-            seen.append((asked(law, R, bounds) / R, rule))
-    return seen
-
-
-def test_the_first_flood_is_no_wave() -> None:
-    assert [asked_s for asked_s, _ in waves([20.0], 3.0)] == [pytest.approx(16e-3)] * 20
-
-
-def test_memory_takes_of_a_wave_0_7_of_what_the_pause_drains_to_0_1_s_of_r() -> None:
-    assert waves([10.0, 10.0], 1.0)[0] [0] == pytest.approx(0.1)
-    law = LawMemory(KNEE, lasted_s=0.2, quiet_s=0.1)
-    assert asked(law, R, BOUNDS) / R == pytest.approx(0.07)
-    assert asked(replace(law, lasted_s=0.05), R, BOUNDS) / R == pytest.approx(0.035)
-    assert asked(law, R, replace(BOUNDS, ceiling=9 * MB)) == 9 * MB
-    # Where nobody knows R, nobody knows what a pause drains.
-    assert asked(law, None, BOUNDS) == int(KNEE)
-
-
-def test_already_in_the_first_pause_the_next_flood_is_taken_for_a_wave() -> None:
-    law = between(LawMemory(KNEE, flood_s=10.0), 1.0)
-    assert asked(law, R, BOUNDS) / R == pytest.approx(0.1)
-
-
-def test_short_pauses_take_nothing_from_the_limit_and_a_single_tick_is_none() -> None:
-    assert asked(LawMemory(R, lasted_s=10.0, pause_s=1.0), R, BOUNDS) == R
-    law = between(LawMemory(KNEE, flood_s=28.0), 0.5)
-    law = replace(law, flood_s=1.0, pause_s=law.quiet_s, quiet_s=0.0)
-    assert asked(law, R, BOUNDS) == int(KNEE)
-
-
-def test_what_was_before_the_first_flood_is_no_pause_and_each_pause_counts_once() -> None:
-    law = LawMemory(KNEE)
-    for _ in range(40):
-        law = between(law, 1.0)
-    assert (law.quiet_s, law.pause_s) == (0.0, 0.0)
-    for pauses in ((0.0, 2.0), (4.0, 3.0)):  # in the mean of those before
-        law = LawMemory(KNEE, lasted_s=10.0, pause_s=pauses[0], quiet_s=2.0)
-        for _ in range(5):
-            law, _ = follow(law, FULL, flood(drain_rate=R), BOUNDS, True, NOW, 1.0)
-            assert (law.pause_s, law.quiet_s) == (pauses[1], 0.0)
-
-
-def test_a_wave_that_lasts_longer_than_the_one_before_is_a_flood() -> None:
-    for second, (asked_s, rule) in enumerate(waves([10.0, 40.0], 3.0), 1):
-        wave = second <= 13
-        assert (rule is Rule.WAVES) is wave, second
-        assert asked_s == pytest.approx(0.1 if wave else 16e-3), second
-
-
-def test_long_floods_and_long_pauses_are_no_waves() -> None:
-    for lasts_s, pause_s, wave in ((30, 3, True), (31, 3, False), (10, 60, True), (10, 61, False)):
-        assert (waves([lasts_s, 5.0], pause_s)[0][1] is Rule.WAVES) is wave
-
-
 # ---- whatever comes --------------------------------------------------------
 
 _RATES = st.floats(0.0, 1e12)
@@ -259,21 +191,19 @@ _RATES = st.floats(0.0, 1e12)
 @given(
     limit=st.floats(1.0, 1e13), rate=_RATES, r=st.none() | st.floats(1.0, 1e12),
     full_s=st.floats(-1e6, 1e6), sought=_RATES, held_back=st.booleans(),
-    floor=st.integers(1 << 16, 1 << 34), above=st.integers(0, 1 << 40),
-    lasted=st.floats(0.0, 100.0), pause=st.floats(0.0, 100.0), tried=st.floats(0.0, 9.0),
+    floor=st.integers(1 << 16, 1 << 34), above=st.integers(0, 1 << 40), tried=st.floats(0.0, 9.0),
 )
 def test_whatever_is_seen_the_limit_stays_within_bounds_and_rises_by_a_step(
     limit: float, rate: float, r: Optional[float], full_s: float, sought: float, held_back: bool,
-    floor: int, above: int, lasted: float, pause: float, tried: float,
+    floor: int, above: int, tried: float,
 ) -> None:  # fmt: skip
     bounds = replace(BOUNDS, floor=floor, ceiling=floor + above)
-    law = LawMemory(
-        limit, sought_rate=sought, lasted_s=lasted, pause_s=pause, tried=(tried, tried * rate)
-    )
+    law = LawMemory(limit, sought_rate=sought, tried=(tried, tried * rate))
     seen = flood(rate / MB, r, held_back=held_back)
     after, _ = follow(law, replace(ROOM, full_s=full_s), seen, bounds, True, NOW, DT_S)
     now = after.limit_bytes
     assert now is not None and math.isfinite(now)
-    assert bounds.floor <= asked(after, r, bounds) <= bounds.ceiling
+    if r is not None:
+        assert bounds.floor <= now <= bounds.ceiling
     if r is None and now > max(limit, floor):
         assert held_back and now <= 2.0 * limit * (1 + 1e-9)

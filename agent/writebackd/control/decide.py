@@ -15,7 +15,7 @@ from writebackd.control.small_cgroups import raise_limit
 from writebackd.estimate.hung_device import hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.policy.schema import Policy
-from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, REAPPLIED_MOST, REAPPLIED_S
+from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, Retry, Stuck, Trial
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
@@ -26,6 +26,11 @@ from writebackd.types.samples import Sample, VmState
 
 # Levers remembered as changed by other processes.  Each disk has several.
 MOST_INTRUSIONS = 64
+# Seconds, and number in an hour.  Yields to the original limits, when systemd-sysctl or sysctl(8)
+# applied settings of the boot again, end after a minute: an upgrade's triggers follow each other
+# within seconds.  Who applies them more often than that keeps the daemon away.
+REAPPLIED_S = 60.0
+REAPPLIED_MOST = 3
 
 
 def decide(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd.control import reasons
-from writebackd.control.law import Bounds, asked, between, follow, follow_pace, may_spend
+from writebackd.control.law import Bounds, follow, follow_pace
 from writebackd.estimate.drain import is_shown, lets_in, shown
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
@@ -83,23 +83,19 @@ def decide_device(
     bounds = Bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
-        objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
         delay_s=PREFER[prefer] * own.allowed_delay_s,
         # Its part of the device's `rest`, but no less than the smaller of that and the general one.
         rest_bytes=max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes)),
-        spend=SPEND[prefer],
+        spend=min(SPEND[prefer], 1.0 - policy.levers.pace_share),
         keep=policy.objective.keep_throughput,
-        pace_share=policy.levers.pace_share,
     )
     law, pace_by = memory.law, 1.0
     if law.limit_bytes is None:
         law = replace(law, limit_bytes=_first(bounds, estimate))
     if not estimate.flooded:
-        law, rule = between(law, dt_s), Rule.REST
+        rule = Rule.REST
     elif pace is not None and estimate.drain_rate is not None:
-        law, pace_by, rule = follow_pace(
-            law, memory.drain, estimate, bounds, pace, estimate.drain_rate, dt_s
-        )
+        pace_by, rule = follow_pace(memory.drain, estimate, bounds, pace, estimate.drain_rate)
     else:
         own_limit, d = is_in_force(int(in_force * share), memory), memory.drain
         law, rule = follow(law, d, estimate, bounds, own_limit, now_s, dt_s)
@@ -111,9 +107,9 @@ def decide_device(
                 memory = shown(memory) if own_limit and is_shown(d, dt_s) else memory
             elif (law.limit_bytes or 0.0) > before:  # what came may have been held by the smaller
                 memory = replace(memory, drain=replace(d, full_ticks=()))
-    target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
+    target = _clamp((law.limit_bytes or 0.0) / share, floor, ceiling)
     basis = Basis(
-        objective_s=bounds.objective_s,
+        objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
         floor_bytes=bounds.floor,
         delay_s=bounds.delay_s if pace is None else None,
     )
@@ -121,14 +117,14 @@ def decide_device(
         reason = reasons.law(rule, target, estimate, basis)
     else:
         spent = memory.drain.sync_rate * memory.drain.price_s
-        reason = reasons.cost(estimate.drain_rate or pace, spent, may_spend(law, bounds))
+        reason = reasons.cost(estimate.drain_rate or pace, spent, bounds.spend)
     last_s, gap_s, _, _ = memory.last_demand or (now_s, 0.0, 0, True)
     over_s = now_s - last_s
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
         reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s)
     state = reasons.STATES.get(rule, DeviceState.PACE)
-    if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
+    if rule is Rule.FLOOR and reasons.wait_s(estimate) > (basis.objective_s or 0.0):
         state = DeviceState.EXHAUSTED
     want = DeviceTarget(
         name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,

@@ -6,17 +6,17 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
+   While the cache has room the device may take more than R: then 16 ms of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Some hosts need more to keep the disk busy, and at the floor the kernel does.
-   Twice that also where no commit was slow for ten seconds: R may be more than is known.
-3. R unknown: from `rest` on, up to twice the limit every two seconds, until it is worth twice the
-   delay at the rate that comes, and beyond as long as a step raises that rate by an eighth.
+   Twice that also where the cache had room for ten seconds: R may be more than is known.
+3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
+   twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
    below `rest`.  Three seconds of a full cache then show R.
 5. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
-6. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, 0.1 s of R at most.
-7. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
+6. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
 over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
@@ -33,22 +33,15 @@ from writebackd.tuning import (
     CREEP,
     CUT,
     CYCLE_S,
-    ENOUGH_SHARE,
     EVERY_S,
-    EXTRA,
+    FELL,
     LEAST,
     LETS_IN_S,
     MOST_S,
-    PAUSE_LEAST,
     PAYS,
     RISE,
     SEEK,
     STRETCH,
-    TRY_AGAIN_S,
-    TRY_S,
-    WAVE,
-    WAVE_LONGER,
-    WAVE_S,
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
@@ -62,33 +55,10 @@ class Bounds:
 
     floor: int  # bytes
     ceiling: int
-    objective_s: float  # p99 of a commit
     delay_s: float  # the limit is what drains in that
     rest_bytes: float  # the limit to begin with while R is unknown
     spend: float  # share of R that syncs may cost under a pace
     keep: float  # share of R that a paced flood gets while there is room
-    pace_share: float = 0.0  # of R, the least that a flood held by io.max gets
-
-
-def may_spend(law: LawMemory, bounds: Bounds) -> float:
-    """Share of R that syncs may cost beside a paced flood now."""
-    return min(bounds.spend + max(0.0, law.extra), 1.0 - bounds.pace_share)
-
-
-def in_waves(law: LawMemory) -> bool:
-    """Whether floods come and go, and the one that is on is no longer than the one before."""
-    pause = max(law.pause_s, law.quiet_s)
-    return (law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
-            and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
-
-
-def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
-    """The limit to ask for, bytes: the law's, or what a pause drains."""
-    limit = law.limit_bytes or 0.0
-    if r is not None and in_waves(law):
-        pause = min(max(law.pause_s, law.quiet_s), law.lasted_s)
-        limit = max(limit, min(WAVE * pause, MOST_S) * r)
-    return int(min(max(limit, bounds.floor), bounds.ceiling))
 
 
 def is_due(law: LawMemory, now_s: float) -> bool:
@@ -96,30 +66,22 @@ def is_due(law: LawMemory, now_s: float) -> bool:
     return now_s - law.written_s >= EVERY_S - 1e-6
 
 
-def between(law: LawMemory, dt_s: float) -> LawMemory:
-    """A tick without a flood."""
-    lasted_s = law.flood_s or law.lasted_s
-    quiet_s = law.quiet_s + dt_s if lasted_s else 0.0  # before the first flood there is no pause
-    return replace(law, flood_s=0.0, lasted_s=lasted_s, quiet_s=quiet_s)
-
-
 def follow(
     law: LawMemory, d: Drain, e: Estimate, bounds: Bounds, in_force: bool, now_s: float, dt_s: float
 ) -> Tuple[LawMemory, Rule]:
     """A tick of a flood, and the branch that decided."""
-    law = _goes_on(law, dt_s)
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
         if in_force:
             law = _stretched(law, d, e, r, dt_s)
-        knee = _within(law.stretch * _within(r * bounds.delay_s, bounds), bounds)
+        takes = r if d.full_s > 0 else max(r, d.rate)
+        times = max(law.stretch, SEEK if e.held_back and d.full_s <= -CYCLE_S else 1.0)
+        knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
-        if in_waves(law) and asked(law, r, bounds) > knee:
-            return law, Rule.WAVES
         if not in_force:
             return law, Rule.COMING
-        if law.stretch > 1.0:
+        if times > 1.0:
             return law, Rule.SHORT
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
@@ -138,11 +100,9 @@ def _stretched(law: LawMemory, d: Drain, e: Estimate, r: float, dt_s: float) -> 
     if seconds < CYCLE_S:
         return replace(law, tried=(seconds, written))
     share, stretch = written / seconds / r, law.stretch
-    if d.full_s <= -CYCLE_S:
-        stretch = STRETCH
-    elif share < LEAST:
+    if share < LEAST:
         stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
-    elif share > ENOUGH_SHARE:
+    elif share > (LEAST + FELL) / 2:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0, 0.0))
 
@@ -172,40 +132,23 @@ def _seek(
     pays = rate > PAYS * law.sought_rate and law.sought_rate > 0.0
     law = replace(law, written_s=now_s, tried=(0.0, 0.0), sought_rate=max(rate, law.sought_rate))
     if not e.held_back or not (limit < most or pays):
-        return replace(law, limit_bytes=min(limit, most)), Rule.MEASURE
-    raised = min(SEEK * limit, MOST_S * rate if pays else most)
-    return replace(law, limit_bytes=_within(max(raised, limit), bounds)), Rule.SEEK
+        return law, Rule.MEASURE
+    raised = max(min(SEEK * limit, MOST_S * rate), limit)
+    return replace(law, limit_bytes=_within(raised, bounds)), Rule.SEEK
 
 
 def follow_pace(
-    law: LawMemory, d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float, dt_s: float
-) -> Tuple[LawMemory, float, Rule]:
+    d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float
+) -> Tuple[float, Rule]:
     """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
-    law = replace(_goes_on(law, dt_s), extra=_extra(law.extra, e, bounds, dt_s))
-    share = may_spend(law, bounds)
+    share = bounds.spend
     by, rule = factor(d, r, share, bounds.keep, r / pace)
     if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
         by = min(by, 1.0 + CREEP * d.full_s**2)
     by = max(by, (1.0 - share) * r / pace)
     if by > 1.0 and not e.held_back:
         by, rule = 1.0, Rule.LOOSE
-    return law, by, rule
-
-
-def _goes_on(law: LawMemory, dt_s: float) -> LawMemory:
-    pause_s = (law.pause_s + law.quiet_s) / (2 if law.pause_s and law.quiet_s else 1)
-    return replace(law, flood_s=law.flood_s + dt_s, pause_s=pause_s, quiet_s=0.0)
-
-
-def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
-    """What is spent for the objective; below zero it is not tried, and comes back to zero."""
-    waits_s = max(e.commit_p99_s or 0.0, e.oldest_commit_s)
-    if extra < 0.0:
-        return min(0.0, extra + EXTRA * dt_s / TRY_AGAIN_S)
-    if waits_s > bounds.objective_s:
-        extra += EXTRA * dt_s / TRY_S
-        return extra if extra <= EXTRA else -EXTRA
-    return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
+    return by, rule
 
 
 def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:

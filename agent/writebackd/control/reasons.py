@@ -12,7 +12,7 @@ from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
 STATES: Mapping[Rule, DeviceState] = {
-    Rule.REST: DeviceState.GUARD, Rule.WAVES: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
+    Rule.REST: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
     Rule.OBSERVING: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
     Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.SHORT: DeviceState.PROBE,
     Rule.FLOOR: DeviceState.GUARD,
@@ -22,8 +22,6 @@ STATES: Mapping[Rule, DeviceState] = {
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
                 "this limit holds from the first second of the next flood"),
-    Rule.WAVES: ("floods come in bursts, the limit is what memory may take of one",
-                 "a flood longer than the previous one gets the limit for long floods"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),

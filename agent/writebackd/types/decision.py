@@ -37,7 +37,6 @@ class Rule(Enum):
     RELAXED = "relaxed"  # no sync demand: what the device drains within drain-time
     BLIND = "blind"  # fsync is not visible
     REST = "rest"  # sync demand, no flood
-    WAVES = "waves"  # short floods: memory absorbs what drains in the pauses
     COMING = "coming"  # the limit in force is not yet the requested one
     OBSERVING = "observing"  # the same in observe mode, where it is never set
     SEEK = "seek"  # R unknown, a larger limit may raise the rate

@@ -56,13 +56,6 @@ class LawMemory:
     sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
     tried: Tuple[float, float] = (0.0, 0.0)  # seconds, and bytes written under this limit in them
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
-    extra: float = 0.0  # of R, spent beyond for the objective; negative: it did not help
-    # Lengths, seconds: of the flood that is on, of the one before, of the pause that is on, and of
-    # pauses in the mean.
-    flood_s: float = 0.0
-    lasted_s: float = 0.0
-    quiet_s: float = 0.0
-    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
