@@ -12,7 +12,7 @@ from typing import Optional
 
 import pytest
 
-from writebackd.kernel import queue_files, slow_files
+from writebackd.kernel import slow_files
 from writebackd.kernel.child_process import ChildError, Job, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 
@@ -102,9 +102,13 @@ def test_without_room_for_a_thread_or_a_child_it_has_failed(
     assert job.decided and isinstance(job.failure(), ChildError)
 
 
+def queue(disk: str) -> str:
+    return f"/sys/block/{disk}/queue"
+
+
 def queue_file(root: Path, disk: str, text: Optional[str]) -> Path:
     """One of a disk's; None: whoever opens it waits for a writer, as behind a disk that hangs."""
-    file = root / f"{queue_files.directory(disk)}/nr_requests".lstrip("/")
+    file = root / f"{queue(disk)}/nr_requests".lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     if text is None:
@@ -123,8 +127,8 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     def read() -> None:
         for _ in range(3):
             with pytest.raises(OSError, match="busy"):
-                slow_files.read(files, queue_files.directory("sda"), "nr_requests")
-            other = slow_files.read(files, queue_files.directory("sdb"), "nr_requests")
+                slow_files.read(files, queue("sda"), "nr_requests")
+            other = slow_files.read(files, queue("sdb"), "nr_requests")
             seen.append((other, threading.active_count()))
 
     tick = threading.Thread(target=read, daemon=True)
@@ -135,7 +139,7 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     stuck.write_text("32\n")
     slow_files._hanging[str(stuck.parent)].join(10.0)
     queue_file(tmp_path, "sda", "16\n")
-    assert slow_files.read(files, queue_files.directory("sda"), "nr_requests") == "16"
+    assert slow_files.read(files, queue("sda"), "nr_requests") == "16"
 
 
 def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path) -> None:
@@ -146,10 +150,10 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
     before = threading.active_count()
     for disk in disks * 2:
         with pytest.raises(OSError, match="busy"):
-            slow_files.read(files, queue_files.directory(disk), "nr_requests")
+            slow_files.read(files, queue(disk), "nr_requests")
     assert threading.active_count() - before <= 8
     for home, thread in list(slow_files._hanging.items()):
         (Path(home) / "nr_requests").write_text("32\n")
         thread.join(10.0)
     queue_file(tmp_path, disks[-1], "64\n")
-    assert slow_files.read(files, queue_files.directory(disks[-1]), "nr_requests") == "64"
+    assert slow_files.read(files, queue(disks[-1]), "nr_requests") == "64"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -41,10 +41,7 @@ SET = f"bdi {ARRAY.bdi} strict_limit"
 def policy(**levers: object) -> Policy:
     """The default, with no lever but those that are named."""
     default = load_policy("default")
-    none = replace(
-        default.levers, per_device=False, queue=False, flush_interval_s=0.0, pace=False,
-        nr_requests=0, max_sectors_bytes=0,
-    )  # fmt: skip
+    none = replace(default.levers, per_device=False, pace=False)
     return replace(default, levers=replace(none, **levers))  # type: ignore[arg-type]
 
 
@@ -75,7 +72,6 @@ def memory(others_flood_s: float = NOW, **more: object) -> Memory:
     return replace(Memory(devices=devices), **more)  # type: ignore[arg-type]
 
 
-FLOODED = {"sda": estimate("sda", flooded=True), "dm-0": estimate("dm-0", flooded=True)}
 # The array holds a database, the volume takes a backup.
 WANTS = (want("sda"), want("dm-0", LOOSE, demand=False))
 
@@ -83,9 +79,8 @@ WANTS = (want("sda"), want("dm-0", LOOSE, demand=False))
 def asked(
     memory_: Memory, sample_: Sample = sample(),  # noqa: B008
     wants: Sequence[DeviceTarget] = WANTS, policy_: Policy = CAPS,
-    estimates: Optional[Dict[str, Estimate]] = None,
 ) -> DeviceLimits:  # fmt: skip
-    return plan_device_limits(policy_, memory_, sample_, estimates or FLOODED, wants)
+    return plan_device_limits(policy_, memory_, sample_, wants)
 
 
 def names(result: DeviceLimits) -> List[str]:
@@ -134,28 +129,18 @@ def test_the_global_limit_comes_down_before_there_is_a_cap() -> None:
     assert asked(memory(), sample(limit=int(0.99 * IN_FORCE * TIGHT))).memory.caps
 
 
-@pytest.mark.parametrize(
-    "wants,estimates",
-    [
-        ((want("sda", demand=False),), FLOODED),
-        ((want("sda", None),), FLOODED),
-    ],
-    ids=["no-demand", "no-target"],
-)
-def test_without_need_there_is_no_cap(
-    wants: Tuple[DeviceTarget, ...], estimates: Dict[str, Estimate]
-) -> None:
-    assert asked(memory(), wants=wants, estimates=estimates).memory.caps == {}
+def test_without_need_there_is_no_cap() -> None:
+    assert asked(memory(), wants=(want("sda", demand=False),)).memory.caps == {}
+    assert asked(memory(), wants=(want("sda", None),)).memory.caps == {}
 
 
 def test_a_device_gets_its_cap_before_it_is_flooded_itself() -> None:
     # A database that only syncs: the limit would bind the backup on another disk, too.
-    calm = {**FLOODED, "sda": estimate("sda")}
     dry = {"sda": DeviceMemory(), "dm-0": DeviceMemory(last_flood_s=NOW)}
-    assert set(asked(memory(devices=dry), estimates=calm).memory.caps) == {"sda"}
+    assert set(asked(memory(devices=dry)).memory.caps) == {"sda"}
     # Not for a flood that is long over.
     over = {**dry, "dm-0": DeviceMemory(last_flood_s=NOW - 1.1 * 2 * WAVE_S)}
-    assert asked(memory(devices=over), estimates=calm).memory.caps == {}
+    assert asked(memory(devices=over)).memory.caps == {}
 
 
 @pytest.mark.parametrize("itself", [True, False], ids=["flooded", "not-flooded"])
@@ -171,16 +156,13 @@ def test_a_flood_from_another_volume_of_the_same_disk_rules_a_cap_out(
     )  # fmt: skip
     three = replace(sample(), devices=(*sample().devices, DeviceSample(neighbour)))
     wants = (*WANTS, want("dm-1", LOOSE, demand=False))
-    estimates = {**FLOODED, "dm-1": estimate("dm-1", flooded=True)}
     for since, capped in ((0.9 * 2 * WAVE_S, False), (1.1 * 2 * WAVE_S, True)):
         devices = {
             "sda": DeviceMemory(last_flood_s=NOW) if itself else DeviceMemory(),
             "dm-0": DeviceMemory(last_flood_s=NOW),
             "dm-1": DeviceMemory(last_flood_s=NOW - since),
         }
-        result = asked(
-            memory(devices=devices, caps=caps), three, wants, estimates=estimates
-        )
+        result = asked(memory(devices=devices, caps=caps), three, wants)
         assert set(result.memory.caps) == ({"sda"} if capped else set())
         assert ("sda" in names(result)) is not (capped and known)
 
@@ -211,8 +193,7 @@ def test_a_cap_ends_with_the_need_but_not_with_the_flood() -> None:
     held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
     assert asked(held, wants=(want("sda", demand=False),)).memory.caps == {}
     assert asked(held, wants=(want("sda", None),)).memory.caps == {}
-    calm = {**FLOODED, "sda": estimate("sda")}
-    assert asked(held, estimates=calm).memory.caps == held.caps
+    assert asked(held).memory.caps == held.caps
 
 
 def test_of_several_needs_the_tightest_is_capped_first() -> None:
@@ -331,7 +312,6 @@ def with_stick(flooded_s: float = NEVER, **more: object) -> Memory:
     return replace(Memory(devices=devices), **more)  # type: ignore[arg-type]
 
 
-CALM = {"sda": estimate("sda"), STICK.name: estimate(STICK.name)}
 
 
 def own(
@@ -340,7 +320,7 @@ def own(
     wants: Sequence[DeviceTarget] = (want("sda", None, demand=False), stick()),
     policy_: Policy = DESKTOP,
 ) -> DeviceLimits:
-    return asked(memory_, sample_, wants, policy_, CALM)
+    return asked(memory_, sample_, wants, policy_)
 
 
 def test_a_device_with_a_ceiling_of_its_own_is_capped_before_anybody_writes_to_it() -> None:
@@ -406,8 +386,7 @@ def test_many_of_them_are_promised_half_of_the_limit_at_most(count: int) -> None
     many = replace(plugged_in(), devices=tuple(map(DeviceSample, sticks)))
     known = replace(Memory(), devices={each.name: DeviceMemory() for each in sticks})
     wants = [want(each.name, None, demand=False) for each in sticks]
-    calm = {each.name: estimate(each.name) for each in sticks}
-    settings = asked(known, many, wants, DESKTOP, calm).settings
+    settings = asked(known, many, wants, DESKTOP).settings
     assert sum(s.value for s in settings if s.name == "min_bytes") <= FOUND // 2
     assert len(settings) // 3 == min(count, MOST_OWN)
 
@@ -429,8 +408,7 @@ def test_minima_of_any_number_of_caps_are_half_of_the_lowest_limit_at_most(
         Memory(), devices={each.name: DeviceMemory(last_flood_s=NOW) for each in devices},
         caps={each.name: Cap(TIGHT, in_force=True) for each in arrays},
     )  # fmt: skip
-    calm = {each.name: estimate(each.name) for each in devices}
-    result = asked(known, many, wants, DESKTOP, calm)
+    result = asked(known, many, wants, DESKTOP)
     minima = [s.value for s in result.settings if s.name == "min_bytes"]
     assert len(minima) >= count
     assert sum(fraction(each, min(limit, TIGHT)) for each in minima) <= WHOLE // 2 + len(minima)
@@ -476,94 +454,11 @@ def test_a_need_beside_a_flooded_stick_is_met_above_what_that_holds() -> None:
     assert decision.goal_bytes == decision.devices[0].target_bytes + MOST
 
 
-# ---- queue and flusher -----------------------------------------------------
-
-QUEUE = policy(queue=True, nr_requests=32, max_sectors_bytes=256 << 10)
-
-
-def test_the_queue_is_short_on_every_disk_below_a_flooded_device_with_syncs() -> None:
-    result = asked(memory(), wants=(want("dm-0"), want("sda", demand=False)), policy_=QUEUE)
-    assert set(result.settings) == {
-        Setting(LeverKind.QUEUE, disk, name, value)
-        for disk in ("sdb", "sdc") for name, value in (("nr_requests", 32), ("max_sectors_kb", 256))
-    }
-    assert len(result.settings) == 4
-
-
-def test_the_queue_is_as_found_without_a_flood_or_without_syncs() -> None:
-    calm = {name: estimate(name) for name in FLOODED}
-    dry = memory(devices={name: DeviceMemory() for name in FLOODED})
-    assert asked(dry, policy_=QUEUE, estimates=calm).settings == ()
-    assert asked(memory(), wants=(want("sda", demand=False),), policy_=QUEUE).settings == ()
-
-
-def test_a_queue_is_not_frozen_at_each_pause_of_a_flood() -> None:
-    """A second of flood, a second without: two writes each way, and the queue stands for each."""
-    calm = {name: estimate(name) for name in FLOODED}
-    known = memory()
-    found: Set[Tuple[Setting, ...]] = set()
-    for tick in range(20):
-        if tick % 2:
-            result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE, estimates=calm)
-        else:
-            devices = {**known.devices, "sda": DeviceMemory(last_flood_s=NOW + tick)}
-            known = replace(known, devices=devices)
-            result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE)
-        found.add(result.settings)
-    assert len(found) == 1 and found != {()}
-    for since, held in ((0.9 * CACHE_S, True), (1.1 * CACHE_S, False)):
-        later = sample(now_s=NOW + 18 + since)
-        assert bool(asked(known, later, policy_=QUEUE, estimates=calm).settings) is held
-        # Not where nobody syncs any more.
-        gone = (want("sda", demand=False),)
-        assert asked(known, later, gone, QUEUE, calm).settings == ()
-
-
-def test_a_queue_lever_of_zero_is_left_alone() -> None:
-    one = policy(queue=True, nr_requests=32)
-    assert [s.name for s in asked(memory(), policy_=one).settings] == ["nr_requests"]
-    other = policy(queue=True, max_sectors_bytes=128 << 10)
-    assert [(s.name, s.value) for s in asked(memory(), policy_=other).settings] == [
-        ("max_sectors_kb", 128)
-    ]
-    off = policy(queue=False, nr_requests=32, max_sectors_bytes=128 << 10)
-    assert asked(memory(), policy_=off).settings == ()
-
-
-FLUSH = policy(flush_interval_s=1.5)
-
-
-def test_the_flusher_runs_sooner_while_a_limit_is_held_for_syncs() -> None:
-    expected = (Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 150),)
-    assert asked(memory(), policy_=FLUSH).settings == expected
-    calm = {name: estimate(name) for name in FLOODED}
-    assert asked(memory(), policy_=FLUSH, estimates=calm).settings == expected
-
-
-@pytest.mark.parametrize("interval_s", [1e-6, 0.004, 0.005, 0.01])
-def test_the_shortest_flush_interval_does_not_turn_the_flusher_off(interval_s: float) -> None:
-    """The kernel takes dirty_writeback_centisecs=0 for never."""
-    shortest = asked(memory(), policy_=policy(flush_interval_s=interval_s)).settings
-    assert shortest == (Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 1),)
-
-
-def test_the_flusher_is_as_found_without_a_limit_for_syncs() -> None:
-    assert asked(memory(), wants=(want("sda", demand=False),), policy_=FLUSH).settings == ()
-    assert asked(memory(), wants=(want("sda", None),), policy_=FLUSH).settings == ()
-    # One without demand and one without a limit are not together one with both.
-    apart = (want("sda", None), want("dm-0", TIGHT, demand=False))
-    assert asked(memory(), wants=apart, policy_=FLUSH).settings == ()
-    assert asked(memory(), policy_=policy()).settings == ()
-
-
 @pytest.mark.parametrize("hands", [{"yielded": "somebody else"}, {"pin_bytes": 8 * MB}])
 def test_nothing_is_asked_for_while_the_admin_decides(hands: Dict[str, object]) -> None:
-    every = policy(
-        per_device=True, queue=True, nr_requests=32, max_sectors_bytes=1 << 18, flush_interval_s=1.0
-    )
-    assert asked(memory(), policy_=every).settings
+    assert asked(memory()).settings
     held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
-    result = asked(replace(held, **hands), policy_=every)  # type: ignore[arg-type]
+    result = asked(replace(held, **hands))  # type: ignore[arg-type]
     assert result.settings == () and result.memory.caps == {}
     assert names(result) == ["sda", "dm-0"]
 

@@ -171,15 +171,6 @@ def test_what_the_kernel_makes_of_a_value_is_ours_too(plain: FakeLevers, path: P
     assert plain.queues["sda"]["max_sectors_kb"] == 64
 
 
-def test_fewer_requests_than_the_kernel_takes_are_its_least(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    few = Setting(LeverKind.QUEUE, "sda", "nr_requests", 1)
-    assert [action.ok for action in settle(actuator, few)] == [True]
-    assert plain.queues["sda"]["nr_requests"] == 4
-
-
 @pytest.mark.parametrize(
     "setting",
     [

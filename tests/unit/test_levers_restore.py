@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Tuple
 
@@ -266,6 +266,33 @@ def test_killed_with_keep_the_levers_go_home_alone(plain: FakeLevers, path: Path
     assert restore_from_ledger(plain, path, honour_keep=True).status == "nothing"
     assert restore_from_ledger(plain, path).status == "restored"
     assert plain.limits == DEFAULT
+
+
+def test_levers_that_are_no_longer_used_go_home_from_an_earlier_ledger(
+    plain: FakeLevers, path: Path
+) -> None:
+    plain.flush["dirty_writeback_centisecs"] = 50
+    plain.queues["sda"].update(nr_requests=8, max_sectors_kb=128)
+    plain.values = asdict(VmLimits(8 * MIB, 0, 4 * MIB, 0))
+    queue, ratios = plain.inode("/sys/block/sda/queue"), {"dirty_ratio": 20, "dirty_bytes": 0}
+    body = {
+        "version": 2, "boot_id": plain.boot_id, "pid": 1, "created_wall_s": 0.0,
+        "on_exit": "restore", "written": [[8 * MIB, 4 * MIB]], "earlier": [],
+        "originals": {**ratios, "dirty_background_ratio": 10, "dirty_background_bytes": 0},
+        "levers": [
+            {"kind": kind, "target": target, "name": name, "identity": identity,
+             "original": original, "written": [written]}
+            for kind, target, name, identity, original, written in (
+                ("flush", "vm", "dirty_writeback_centisecs", 0, "500", "50"),
+                ("queue", "sda", "nr_requests", queue, "64", "8"),
+                ("queue", "sda", "max_sectors_kb", queue, "1280", "128"),
+            )
+        ],
+    }  # fmt: skip
+    path.write_text(json.dumps({**body, "crc32": ledger_module._checksum(body)}))
+    assert restore_from_ledger(plain, path).status == "restored" and not path.exists()
+    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
+    assert plain.queues["sda"] == {"nr_requests": 64, "max_sectors_kb": 1280}
 
 
 def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) -> None:

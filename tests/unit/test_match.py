@@ -226,18 +226,13 @@ def test_the_reason_has_the_evidence_and_the_runner_up(tmp_path: Path) -> None:
     assert re.search(r"policies/etcd\.conf:\d+$", finding.origin)
 
 
-LEVERS = "[levers]\npace = on\nqueue = on\nflush-interval = 1s\n"
-
-
-def levers(choice: Choice) -> Tuple[bool, bool, float]:
-    levers = choice.policy.levers
-    return levers.pace, levers.queue, levers.flush_interval_s
+LEVERS = "[levers]\npace = on\n"
 
 
 def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
     choice = MADE_FOR["db-hwraid"](Host(tmp_path)).choice()
     assert load_policy("db-hwraid", root=NOWHERE).levers.pace
-    assert levers(choice) == (False, False, 0.0)
+    assert not choice.policy.levers.pace
     assert choice.policy.chosen.startswith(
         "without pace, for which --policy db-hwraid or a drop-in is needed; best match, 150"
     )
@@ -254,7 +249,7 @@ def test_levers_that_a_site_asked_for_are_there_whoever_chose(tmp_path: Path, wh
     drop_in.write_text(LEVERS)
     facts = read_facts(MADE_FOR["db-hwraid"](Host(tmp_path / "host")).tree.files)
     choice = choose(facts, root=tmp_path)
-    assert levers(choice) == (True, True, 1.0)
+    assert choice.policy.levers.pace
     assert choice.policy.chosen.startswith("best match")
 
 
@@ -263,9 +258,9 @@ def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> No
     base.parent.mkdir(parents=True)
     base.write_text(LEVERS)
     choice = choose(HostFacts(), root=tmp_path)
-    assert levers(choice) == (False, False, 0.0)
+    assert not choice.policy.levers.pace
     assert choice.policy.chosen == (
-        "without pace, queue, flush-interval, for which --policy default or a drop-in is needed; "
+        "without pace, for which --policy default or a drop-in is needed; "
         "no policy fits this host"
     )
 

@@ -69,6 +69,10 @@ BAD_FILES: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("wrong section", "[limits]\nfsync-p99 = 1s\n", [(2, "move it to [objective]")]),
     ("not per device", "[device sda]\ncooldown = 1s\n",
      [(2, "cooldown cannot be set per device, only floor, ceiling")]),
+    ("removed", "[levers]\nqueue = on\nnr-requests = 8\nmax-sectors = 0B\nflush-interval = 0s\n",
+     [(2, "queue was removed: short queues gained nothing beside a dirty limit: delete this line"),
+      (3, "nr-requests was removed"), (4, "max-sectors was removed"),
+      (5, "flush-interval was removed: the flusher never sleeps in a flood: delete this line")]),
     ("duplicate", "[limits]\nrest = 2M\nrest = 2M\n", [(3, "first on line 2")]),
     ("duplicate over a reopened section", "[limits]\nrest = 2M\n[probe]\n[limits]\nrest = 2M\n",
      [(5, "first on line 2")]),
@@ -688,7 +692,7 @@ def test_shipped_policies_are_good_and_give_reasons(path: Path) -> None:
         assert lines[number - 1].startswith(key)
         above = lines[number - 2]
         empty = lines[number - 1].endswith("=")
-        if path.stem == "default" and (empty or key in ("nr-requests", "max-sectors")):
+        if path.stem == "default" and empty:
             above = next(  # all keys are there, so one comment may be for several
                 line for line in lines[number - 2 :: -1] if "=" not in line or line.startswith("#")
             )

@@ -344,7 +344,7 @@ def test_data_follow_the_schema(found: List[Figures]) -> None:
 def test_only_what_says_otherwise_contradicts() -> None:
     same = ConflictingTool("note", "boot", "sysctl.d", "vm.dirty_bytes=4194304", "a:1", "same")
     other = replace(same, setting="vm.dirty_bytes=15728640", text="other")
-    queue = replace(same, name="udev", setting="queue/nr_requests=8", text="queue")
+    queue = replace(same, name="udev", setting="bdi/max_ratio=8", text="bdi")
     agent = ConflictingTool("warning", "agent", "ktune", None, "pid 1", "ktune runs")
     harmless = replace(agent, level="note", name="bpftune")
     found = contradicting(advise(held()), (same, other, queue, agent, harmless, TUNED))

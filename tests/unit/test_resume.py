@@ -13,7 +13,6 @@ from fake_levers import FakeLevers
 from limit_cases import MIB
 from paced_plant import CACHE, Group, PacedPlant
 from plant import DISK
-from samples import estimate
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import ADOPTED_HOLD_S, taken_over
@@ -160,12 +159,11 @@ def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
     memory = resumed(
         Memory(hold_until_s=sample.time_s + 1), CAP, [DISK], sample.time_s
     )
-    estimates = {DISK.name: estimate(DISK.name)}
-    held = plan_device_limits(policy, memory, sample, estimates, [want])
+    held = plan_device_limits(policy, memory, sample, [want])
     assert held.memory.caps == {DISK.name: Cap(8 * MIB, in_force=True)}
     assert set(held.settings) == set(CAP) and held.shared == []
     later = replace(sample, time_s=sample.time_s + 2)
-    assert plan_device_limits(policy, memory, later, estimates, [want]).settings == ()
+    assert plan_device_limits(policy, memory, later, [want]).settings == ()
 
 
 def test_a_pace_that_does_not_help_is_found_out_after_a_restart() -> None:

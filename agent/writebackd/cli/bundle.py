@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""doctor --bundle: an archive for a bug report, with private data masked.
+"""doctor --bundle: an archive for a bug report, without private data.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
-report is about, or fails, costs that part alone. What it gives goes through the mask (mask.py).
+report is about, or fails, costs that part alone. Private data is left out of what it
+gives (private_data.py).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Callable, List, Optional, Tuple
 from writebackd import __version__, formats
 from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.mask import Mask, mask_of
 from writebackd.cli.output import show, show_json
+from writebackd.cli.private_data import PrivateData
 from writebackd.kernel.files import KernelFiles
 
 # Trying the BPF probe takes 1 to 3 s, journalctl over slow disks more.
@@ -35,16 +36,13 @@ _GOOD, _FAILED = b"+", b"-"
 _HEAD = """\
 writebackd {version}: parts of a bug report, made {when} UTC by `writebackctl doctor --bundle`.
 Read it before you send it: secrets are recognized by a nearby word or by their position, and any
-other secret stays. Names of devices, mount points, units, cgroups and programs are not masked.
+other secret stays. Names of devices, mount points, units, cgroups and programs are in it.
 
-Not included: environments of processes, files of other programs, data on disks, addresses after
-scheme:// (of routes and hooks).
-Masked in all parts: passwords, tokens and keys in command lines, policies and logs (***); serial
-numbers of disks, UUIDs, mail addresses, and names below any home/ and /media, each replaced by a
-word that is the same in every bundle of this host{host}.
+Not included: environments of processes, files of other programs, data on disks.
+Left out, {count} times (***): passwords, tokens and keys in command lines, policies and logs; what
+follows scheme:// in an address; mail, IP and MAC addresses; UUIDs, wwids and by-id names of disks;
+names below any home/ and /media; the name of this host.
 """
-_HOST = "; its name, and IP and MAC addresses"
-_KEPT = "\nNot masked, as --keep-host asked for: name of this host, IP and MAC addresses"
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,11 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
     path = Path(options.bundle or f"{name}.tar.gz")
     _refuse(path)
     files = files or KernelFiles()
-    mask = mask_of(files, options.keep_host)
-    host = Host(files, options.runtime_dir, mask, made_s)
-    parts = [_collect(each, lambda c=collect: c(host), mask)  # type: ignore[misc]
+    private = PrivateData(files)
+    host = Host(files, options.runtime_dir, made_s)
+    parts = [_collect(each, lambda c=collect: c(host), private)  # type: ignore[misc]
              for each, collect in COLLECTORS]  # fmt: skip
-    manifest = _manifest(parts, mask, made_s, options.keep_host)
+    manifest = _manifest(parts, private.count, made_s)
     data = _archive(name, (Part("MANIFEST", manifest), *parts), made_s)
     _write(path, data)
     there = [each for each in parts if each.missing is None]
@@ -82,12 +80,12 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
                 for each in (Part("MANIFEST", manifest), *there)
             ],
             "missing": [{"name": each.name, "why": each.missing} for each in missing],
-            "masked": {kind: count for kind, count in sorted(mask.counts.items()) if count},
+            "left_out": private.count,
         })  # fmt: skip
     else:
         lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
         show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")
-        show("MANIFEST in it says what was masked: read it before you send it.")
+        show("MANIFEST in it says what was left out: read it before you send it.")
     return GOOD
 
 
@@ -95,21 +93,21 @@ class _NoPart(Exception):
     """Why a part could not be had."""
 
 
-def _collect(name: str, collect: Callable[[], str], mask: Mask) -> Part:
+def _collect(name: str, collect: Callable[[], str], private: PrivateData) -> Part:
     """The part as a child process gives it; whatever goes wrong is why there is none."""
     try:
         raw = _in_child(collect)
     except (OSError, _NoPart) as error:
-        return Part(name, "", missing=mask(str(error)))
+        return Part(name, "", missing=private.without(str(error)))
     text, cut = raw[:MOST_BYTES].decode("utf-8", "replace"), len(raw) > MOST_BYTES
     if cut:  # half a secret may not look like one
         text = text.rpartition("\n")[0] + f"\n[cut: more than {formats.size(MOST_BYTES)}]"
     if name.endswith(".json"):
-        text = mask.document(text, indent=1)
+        text = private.document(text, indent=1)
     elif name.endswith(".jsonl"):
-        text = "\n".join(map(mask.document, text.split("\n")))
+        text = "\n".join(map(private.document, text.split("\n")))
     else:
-        text = mask(text)
+        text = private.without(text)
     return Part(name, text + "\n" * (not text.endswith("\n")), cut)
 
 
@@ -170,20 +168,15 @@ def _end(child: int) -> None:
         time.sleep(0.005)
 
 
-def _manifest(parts: List[Part], mask: Mask, made_s: float, keep_host: bool) -> str:
+def _manifest(parts: List[Part], count: int, made_s: float) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(made_s))
     there = {
         each.name: f"{len(each.text.encode())} bytes" + ", cut" * each.cut
         for each in parts if each.missing is None
     }  # fmt: skip
     missing = {each.name: each.missing for each in parts if each.missing is not None}
-    counts = {kind: str(count) for kind, count in sorted(mask.counts.items()) if count}
-    text = _HEAD.format(version=__version__, when=when, host=_KEPT if keep_host else _HOST)
-    for title, rows in (
-        ("In it:", there),
-        ("Not in it, and why:", missing),
-        ("Masked, how often:", counts),
-    ):
+    text = _HEAD.format(version=__version__, when=when, count=count)
+    for title, rows in (("In it:", there), ("Not in it, and why:", missing)):
         lines = [f"  {name:<24}{said}" for name, said in rows.items()] or ["  nothing"]
         text += "\n".join(["", title, *lines, ""])
     return text

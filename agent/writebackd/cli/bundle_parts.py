@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parts of a bug report: each function returns the text of one, or raises.
 
-They run in a process of their own, with a time limit (bundle.py), and what they give is masked.
+They run in a process of their own, with a time limit (bundle.py), and private data is left out of
+what they give.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from writebackd.cli import doctor_checks
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.history import figures_json, state_dir
-from writebackd.cli.mask import Mask
 from writebackd.cli.policy import effective, files_in_force
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
@@ -73,7 +73,6 @@ class Host:
 
     files: KernelFiles
     runtime_dir: Path
-    mask: Mask
     now_s: float
 
     @property
@@ -105,9 +104,8 @@ def _figures(host: Host) -> str:
 def _learned(host: Host) -> str:
     with open(host.state_dir / LEARNED, "rb") as file:
         known = decode(file.read(MAX_BYTES + 1))
-    # Its names are what disks say of themselves, and some of these are gone by now.
-    rows = [{"disk": host.mask.word("disk", name), **asdict(each)} for name, each in known.items()]
-    return json.dumps(rows, indent=1)
+    # Without its names, which are serial numbers of disks.
+    return json.dumps([asdict(each) for each in known.values()], indent=1)
 
 
 def _policy_text(host: Host) -> str:
@@ -249,7 +247,7 @@ def _journal(host: Host) -> str:
 
 
 def _unit(host: Host) -> str:
-    """What systemd thinks of them, and what a site changed; values of Environment= are masked."""
+    """What systemd thinks of them, and what a site changed."""
     lines: List[str] = []
     for unit in _UNITS:
         try:

@@ -238,10 +238,6 @@ def _parser() -> argparse.ArgumentParser:
         help="write an archive for a bug report, without secrets, to FILE (default:"
         " writebackd-bundle-TIME.tar.gz here)",
     )  # fmt: skip
-    doctor.add_argument(
-        "--keep-host", action="store_true",
-        help="with --bundle: do not mask this host's name, and IP and MAC addresses",
-    )  # fmt: skip
     policy = verb("policy", "", "list, show, check or match policy files").add_subparsers(
         title="what to do", metavar="list|show|check|match", required=True
     )

@@ -9,7 +9,7 @@ import sys
 from writebackd.cli.answer_screens import render_findings
 from writebackd.cli.bundle import bundle
 from writebackd.cli.doctor_checks import findings
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD
 from writebackd.cli.output import show_answer, width
 from writebackd.cli.status_screen import wants_colour
 
@@ -17,8 +17,6 @@ from writebackd.cli.status_screen import wants_colour
 def doctor(options: argparse.Namespace) -> int:
     if options.bundle is not None:
         return bundle(options)
-    if options.keep_host:
-        raise CommandError("--keep-host needs --bundle", USAGE)
     rows = [{"level": level, "text": text} for level, text in findings(options.runtime_dir)]
     good = all(row["level"] != "blocker" for row in rows)
     show_answer(

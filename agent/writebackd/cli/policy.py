@@ -32,7 +32,7 @@ from writebackd.policy.match import (
     Choice,
     Verdict,
     choose,
-    without_unwanted_levers,
+    without_unwanted_pace,
 )
 from writebackd.policy.timetable import Open, read_timetable
 
@@ -159,7 +159,7 @@ def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     else:
         policy = load_policy(str(status["policy"]), config_dir)
     named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
-    return policy if named else without_unwanted_levers(policy)
+    return policy if named else without_unwanted_pace(policy)
 
 
 def _still_there(files: Sequence[Path]) -> List[Path]:

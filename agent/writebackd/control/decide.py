@@ -90,7 +90,7 @@ def decide(
         wants = _at_the_floor(policy, memory, sample, wants, least)
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
-    extra = plan_device_limits(policy, memory, sample, estimates, wants)
+    extra = plan_device_limits(policy, memory, sample, wants)
     destage, memory = plan_destage(policy, extra.memory, sample, estimates)
     settings = paced.settings + extra.settings + destage
     goal, reason, decider = _arbitrate(extra.shared, memory)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Decides per-device dirty limits ("caps"), queue settings and the flush interval.
+"""Decides per-device dirty limits ("caps").
 
-*Caps.*  The right limit for one array is far too small for writers to another disk.  If the kernel
+The right limit for one array is far too small for writers to another disk.  If the kernel
 has limits per device (6.8), the device that needs a small limit gets a cap, and the global limit
 returns to what the other devices need.  This is done only while others write, and in an order that
 keeps protection all the time: the global limit comes down, the cap is set, and after the kernel has
@@ -10,11 +10,6 @@ accepted the cap the global limit rises again.
 A device whose policy section has a ceiling below the general one gets its cap ("standing") in the
 tick that first sees it.  Memory fills at GB/s, so before its drain rate could be measured a 12 MB/s
 USB stick would have dirty pages that take minutes to drain.
-
-*Queue.*  Fewer and smaller requests ahead of a sync, during a flood and for CACHE_S after it.  Not
-switched more often, since each write freezes the queue.
-
-*Flusher.*  A period shorter than 5 s while a device with sync demand has a limit.
 """
 
 from __future__ import annotations
@@ -29,7 +24,6 @@ from writebackd.estimate.limit_shares import reserved, shared_limit
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
     AGAIN_S,
-    CACHE_S,
     FLOOD_RATE,
     IN_FORCE,
     MINIMA_SHARE,
@@ -40,7 +34,6 @@ from writebackd.tuning import (
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
-from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import Sample
 
@@ -62,10 +55,9 @@ def plan_device_limits(
     policy: Policy,
     memory: Memory,
     sample: Sample,
-    estimates: Mapping[str, Estimate],
     wants: Sequence[DeviceTarget],
 ) -> DeviceLimits:
-    """Settings of caps, queue and flusher; nothing while yielded or pinned."""
+    """Settings of caps; nothing while yielded or pinned."""
     if memory.yielded is not None or memory.pin_bytes is not None:
         return DeviceLimits(list(wants), (), replace(memory, caps={}))
     settings: List[Setting] = []
@@ -98,13 +90,6 @@ def plan_device_limits(
             Setting(LeverKind.BDI, bdis[name], "min_bytes", least),
             Setting(LeverKind.BDI, bdis[name], "strict_limit", 1),
         ]
-    held = any(want.demand and want.target_bytes is not None for want in wants)
-    if policy.levers.flush_interval_s and held:
-        # 0 would turn periodic writeback off.
-        hundredths = max(1, round(policy.levers.flush_interval_s * 100))
-        settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
-    if policy.levers.queue:
-        settings += _queue(policy, memory, sample, estimates, wants)
     shared = [want for want in wants if want.name not in caps or not caps[want.name].in_force]
     memory = replace(memory, caps=caps, refused_caps=refused)
     return DeviceLimits(shared, tuple(settings), memory, reserved(memory, sample.time_s))
@@ -215,33 +200,3 @@ def _refused(sample: Sample) -> List[str]:
     levers += [write.lever for write in sample.foreign]
     words = (lever.split() for lever in levers)
     return [each[1] for each in words if each[0] == LeverKind.BDI.value]
-
-
-def _queue(
-    policy: Policy,
-    memory: Memory,
-    sample: Sample,
-    estimates: Mapping[str, Estimate],
-    wants: Sequence[DeviceTarget],
-) -> List[Setting]:
-    flooded = {
-        want.name for want in wants
-        if want.demand and (
-            estimates[want.name].flooded
-            # After a flood for CACHE_S more, since floods may come every few seconds and each
-            # switch is a write to every setting.  No longer, since reads share the short queue.
-            or sample.time_s - memory.devices[want.name].last_flood_s <= CACHE_S
-        )
-    }
-    values = {
-        "nr_requests": policy.levers.nr_requests,
-        "max_sectors_kb": policy.levers.max_sectors_bytes >> 10,
-    }
-    disks = {
-        leaf for seen in sample.devices if seen.device.name in flooded
-        for leaf in seen.device.leaves
-    }
-    return [
-        Setting(LeverKind.QUEUE, disk, name, value)
-        for disk in sorted(disks) for name, value in values.items() if value
-    ]

@@ -30,13 +30,8 @@ _SYSCTL_COMMAND = re.compile(r"\bsysctl\s[^;&|]*")
 _ASSIGNED = re.compile(rf"\bvm[./]{DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
 _LOADS = re.compile(r"\bsysctl\b.*\s(?:-p|--load|--system)\b")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
-# A BDI's limits and a disk's queue: levers that the policy may turn on.
-_LEVER = (
-    r"(?:(?:min|max)_(?:ratio|bytes)(?:_fine)?|strict_limit|nr_requests|max_sectors_kb)"
-)  # fmt: skip
-_TARGET = re.compile(
-    rf"/proc/sys/vm/{DIRTY}|.*/(?P<kind>bdi|queue)/(?:[^/]+/)?(?P<lever>{_LEVER})"
-)
+_OF_BDI = r"(?:(?:min|max)_(?:ratio|bytes)(?:_fine)?|strict_limit)"
+_TARGET = re.compile(rf"/proc/sys/vm/{DIRTY}|.*/(?P<kind>bdi)/(?:[^/]+/)?(?P<lever>{_OF_BDI})")
 # udev(7): key, attribute, operator, value.
 _UDEV = re.compile(
     r'(?P<key>ATTR|SYSCTL|RUN|PROGRAM|IMPORT)(?:\{(?P<name>[^}]*)\})?\s*(?:\+=|:=|=(?!=))\s*e?'

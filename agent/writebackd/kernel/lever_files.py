@@ -6,19 +6,19 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-from writebackd.kernel import bcache_files, bdi, cgroup_io_max, queue_files, slow_files
+from writebackd.kernel import bcache_files, bdi, cgroup_io_max, slow_files
 from writebackd.kernel.child_process import Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import LeverKind, Setting
 
-FLUSH_TARGET = "vm"
 FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
+QUEUE_NAMES = ("nr_requests", "max_sectors_kb")
 # Files of a disk whose read or write may wait for a lock, by kind.
 SLOW: Dict[LeverKind, Callable[[str], str]] = {
-    LeverKind.QUEUE: queue_files.directory, LeverKind.CACHE: bcache_files.directory,
+    LeverKind.QUEUE: "/sys/block/{}/queue".format, LeverKind.CACHE: bcache_files.directory,
 }  # fmt: skip
 _NAMES = {
-    LeverKind.BDI: tuple(bdi.FILES), LeverKind.QUEUE: queue_files.NAMES,
+    LeverKind.BDI: tuple(bdi.FILES), LeverKind.QUEUE: QUEUE_NAMES,
     LeverKind.CACHE: bcache_files.NAMES,
 }  # fmt: skip
 
@@ -44,7 +44,7 @@ def is_lever(lever: Lever) -> bool:
     if ".." in parts or not lever.target:
         return False
     if lever.kind is LeverKind.FLUSH:
-        return lever.target == FLUSH_TARGET and lever.name in FLUSH_NAMES
+        return lever.target == "vm" and lever.name in FLUSH_NAMES
     if lever.kind is LeverKind.PACE:
         return lever.target.startswith("/") and lever.name.replace(":", "").isdigit()
     return lever.name in _NAMES[lever.kind] and len(parts) == 1
@@ -124,8 +124,7 @@ def text_for(setting: Setting, threshold_bytes: int) -> str:
     """What to write for a setting while `threshold_bytes` is the global limit in force."""
     if setting.kind is LeverKind.BDI:
         return bdi.text_for(setting.name, setting.value, threshold_bytes)
-    least = queue_files.LEAST_REQUESTS if setting.name == "nr_requests" else 0
-    return str(max(least, setting.value))
+    return str(setting.value)
 
 
 def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:

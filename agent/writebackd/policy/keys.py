@@ -215,16 +215,6 @@ class Levers:
     per_device: bool = field(metadata=_key(SWITCH, "on", doc=
         "While others write, give a device that needs a tight limit its own, if the kernel "
         "passes a self-test (6.8 and later)."))
-    queue: bool = field(metadata=_key(SWITCH, "off", doc=
-        "While a device is flooded, and 10 s longer, set `nr-requests` and `max-sectors` of its "
-        "disks."))
-    nr_requests: int = field(metadata=_key(COUNT, "8", "0", "65536", doc=
-        "Requests in a disk's queue with `queue = on`; 0: unchanged."))
-    max_sectors_bytes: int = field(metadata=_key(SIZE, "0B", "0B", "32M", doc=
-        "Largest request with `queue = on`, in whole KB; 0B: unchanged."))
-    flush_interval_s: float = field(metadata=_key(TIME, "0s", "0s", "60s", doc=
-        "Period of the flusher (vm.dirty_writeback_centisecs) while there is sync demand; 0s: "
-        "unchanged."))
     pace: bool = field(metadata=_key(SWITCH, "off", doc=
         "Throttle a flooding unit or login session to just below the drain rate with `io.max`, if "
         "another one syncs and no dirty limit keeps room in the write cache."))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
 from .find import is_shipped, misplaced, search_dirs, unsafe
@@ -23,9 +23,6 @@ _COMM = 15  # of a process' name, what the kernel keeps
 _UNIT = (".service", ".scope", ".slice")
 _MOST_NAMED = 4  # disks and the like in a line of evidence
 NAMED = "named by --policy"  # why a policy is in force that was not chosen here
-# Levers that reach into other people's units, freeze queues or change what all flushers do. That
-# a host looks like a class is no leave for these: somebody has to want them.
-_WANTED = ("pace", "queue", "flush-interval")
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def choose(
         policy = loaded[best.name].policy
     kept = best is not None and best != judge(policy, facts)
     reason = f"{'kept from before: ' if kept else ''}{_reason(verdicts, best)}"
-    policy = without_unwanted_levers(policy, root)
+    policy = without_unwanted_pace(policy, root)
     # What is missing comes first: `status` has one line for it all.
     wrong = sorted([*wrong, *distrusted])
     parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
@@ -162,31 +159,19 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
     return reason
 
 
-def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
-    """The policy as it is when nobody named it.
+def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
+    """The policy as it is when nobody named it: a pace that only a shipped file wants is off.
 
-    Levers beyond the pair and limits per device keep what a shipped file says of them only where
-    that is off; what a site's own file says holds.
+    It reaches into other people's units. That a host looks like a class is no leave for that.
     """
-    off: Dict[str, Any] = {}
-    origins = dict(policy.origins)
-    held: List[str] = []
-    for name in _WANTED:
-        key = next(each for each in KEYS if (each.section, each.name) == ("levers", name))
-        where, value, rest = ("levers", name), policy.value(key), key.parse(key.default)
-        if value == rest or not is_shipped(origins[where], root):
-            continue
-        off[key.attribute] = rest
-        held.append(name)
-        origins[where] = (
-            f"held back ({key.kind.format(value)} in {origins[where]}): the policy was not named"
-        )
-    if not held:
+    origin = policy.origins["levers", "pace"]
+    if not policy.levers.pace or not is_shipped(origin, root):
         return policy
+    held = f"held back (on in {origin}): the policy was not named"
     return replace(
-        policy, levers=replace(policy.levers, **off), origins=origins,
-        chosen=f"without {', '.join(held)}, for which --policy {policy.name} or a drop-in is"
-        " needed",
+        policy, levers=replace(policy.levers, pace=False),
+        origins={**policy.origins, ("levers", "pace"): held},
+        chosen=f"without pace, for which --policy {policy.name} or a drop-in is needed",
     )  # fmt: skip
 
 

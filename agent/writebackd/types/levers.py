@@ -83,7 +83,10 @@ class Action:
 
 
 class LeverKind(Enum):
-    """Kinds of levers other than the global limits; Setting explains their targets."""
+    """Kinds of levers other than the global limits; Setting explains their targets.
+
+    FLUSH and QUEUE are those of an earlier release: only restored, from its ledger.
+    """
 
     FLUSH = "flush"
     BDI = "bdi"
