@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Nine ways to flood a disk beside commits: what is told, of whom, after how many seconds.
+"""Nine ways to flood a disk beside commits: which alert, who is named, after how many seconds.
 
     sudo build/venv/bin/python -m tests.lab.flood_ways [LIMIT ...] [--ways WAY ...]
 
 A disk of 40 MB/s without a write cache; 4 KiB write + fsync every 4 ms.  LIMIT is `default` (the
-kernel's), `16M` or `agent`: the agent enforces in the last case, else it observes.
+kernel's), `16M` or `agent`: the agent enforces in the last case, else it observes.  A flood writes
+a new file of 1000 MB, the buffered one of 6000, and ends two seconds after an alert.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from .agent import Agent
 from .disks import Disk
 from .rig import Rig
 
-DISK = Disk(size="4G", rate="40M", link="200M", cache="0", latency_us=100, seek_us=1000)
+DISK = Disk(size="8G", rate="40M", link="200M", cache="0", latency_us=100, seek_us=1000)
 # As the shipped defaults, but that an alert ends with the flood.
 POLICY = "[policy]\nname = default\nsummary = s\n[alerts]\nhold = 0s\nresolve-after = 2s\n"
 MIB = 1 << 20
-FILE_MB = 1000
-LEARN_S, FLOOD_S, REST_S = 22.0, 15.0, 6.0
+FILE_MB, BUFFERED_MB = 1000, 6000  # default limits let a host with much memory keep 1000 dirty
+LEARN_S, FLOOD_S, NAMED_S, REST_S = 30.0, 15.0, 2.0, 3.0
+HELD_S = 8.0  # of a flood that the agent holds
 LIMITS: Dict[str, Optional[host.Limits]] = {
     "default": dict(host.DEFAULT_LIMITS),
     "16M": {"dirty_bytes": 16 * MIB, "dirty_ratio": 0,
@@ -39,16 +41,18 @@ LIMITS: Dict[str, Optional[host.Limits]] = {
 }  # fmt: skip
 
 
-def _chunks(fd: int, after: Callable[[int], object] = lambda at: None) -> None:
+def _chunks(
+    fd: int, after: Callable[[int], object] = lambda at: None, size_mb: int = FILE_MB
+) -> None:
     data = os.urandom(MIB)
-    for at in range(0, FILE_MB * MIB, MIB):
+    for at in range(0, size_mb * MIB, MIB):
         os.pwrite(fd, data, at)
         after(at)
 
 
 def _buffered(path: str) -> None:
     while True:
-        _chunks(os.open(path, os.O_WRONLY))
+        _chunks(os.open(path, os.O_WRONLY), size_mb=BUFFERED_MB)
 
 
 def _synced(sync: Callable[[int], object]) -> Callable[[str], None]:
@@ -76,6 +80,7 @@ def _o_sync(path: str) -> None:
 
 def _mapped(path: str) -> None:
     fd = os.open(path, os.O_RDWR)
+    os.truncate(fd, FILE_MB * MIB)
     pages, data = mmap.mmap(fd, FILE_MB * MIB), os.urandom(MIB)
     while True:
         for at in range(0, FILE_MB * MIB, MIB):
@@ -131,24 +136,35 @@ def _spawn(rig: Rig, way: str, path: Path) -> "subprocess.Popen[bytes]":
                      cwd=str(Path(__file__).resolve().parents[2]))  # fmt: skip
 
 
-def told(rig: Rig, agent: Agent, way: str, flood: Path) -> str:
+def _writes(pid: int) -> int:
+    """Of a committer: its commits."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["syscw"])
+
+
+def told(rig: Rig, agent: Agent, way: str, committer: int, flood_s: float) -> str:
     """The row of one way."""
-    running = _spawn(rig, way, flood)
-    began, first = time.monotonic(), 0.0
-    alerts: List[Dict[str, Any]] = []
-    while time.monotonic() - began < FLOOD_S:
+    flood = rig.mountpoint / "flood"
+    flood.touch()
+    while agent.status()["alerts"]:
         time.sleep(0.25)
-        found = agent.status()["alerts"]
-        if found and not alerts:
+    running = _spawn(rig, way, flood)
+    began, commits, first = time.monotonic(), _writes(committer), 0.0
+    alerts: List[Dict[str, Any]] = []
+    while time.monotonic() - began < (first + NAMED_S if alerts else flood_s):
+        time.sleep(0.25)
+        alerts = agent.status()["alerts"] or alerts
+        if alerts and not first:
             first = time.monotonic() - began
-        alerts = found or alerts
+    rate = (_writes(committer) - commits) / (time.monotonic() - began)
     running.kill()
+    os.truncate(flood, 0)  # nothing of it is left to be written
     running.wait()
-    os.sync()  # at the disk's own rate: the agent would learn a faster one
-    cells = [way, "-", "-", "-"]
+    flood.unlink()
+    cells = [way, f"{rate:.1f}", "-", "-", "-"]
     if alerts:
         who = ", ".join(each["comm"] for each in alerts[0]["culprits"]) or "nobody"
-        cells = [way, f"{first:.1f} s", f"{alerts[0]['name']}, {alerts[0]['cause']}", who]
+        cells[2:] = [f"{first:.1f} s", f"{alerts[0]['name']}, {alerts[0]['cause']}", who]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -157,13 +173,12 @@ def run(limit: str, ways: Sequence[str]) -> None:
         (Path(directory) / "default.conf").write_text(POLICY)
         with Rig("ways", "ext4", DISK) as rig:
             rig.control.set("rate", "4G")
-            data, flood = rig.mountpoint / "data", rig.mountpoint / "flood"
-            for path, size in ((data, 16), (flood, FILE_MB)):
-                subprocess.run(["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={size}",
-                                "oflag=direct"], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
+            data = rig.mountpoint / "data"
+            subprocess.run(["dd", "if=/dev/zero", f"of={data}", "bs=1M", "count=16",
+                            "oflag=direct"], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
             rig.control.set("rate", DISK.rate)
             limits = LIMITS[limit]
-            mode = "enforce" if limits is None else "observe"
+            mode, flood_s = ("observe", FLOOD_S) if limits else ("enforce", HELD_S)
             host.write_limits(limits or host.DEFAULT_LIMITS)
             with Agent([rig.device], rig.directory, rig.spawn,
                        ["--mode", mode, "--config-dir", directory]) as agent:  # fmt: skip
@@ -171,7 +186,7 @@ def run(limit: str, ways: Sequence[str]) -> None:
                 time.sleep(LEARN_S - REST_S)
                 for way in ways:
                     time.sleep(REST_S)
-                    print(f"{limit:8} {told(rig, agent, way, flood)}", flush=True)
+                    print(f"| {limit} {told(rig, agent, way, commits.pid, flood_s)}", flush=True)
                 commits.kill()
 
 

@@ -65,6 +65,7 @@ class Watched:
         write_s: float = 0.0,  # that each commit slept in write()
         asleep_s: float = 0.0,  # of one that has not synced yet
         flood: int = 0,  # bytes
+        writes: int = 0,  # where they are more than the syncs
         dirty: int = 0,
         completed: bool = True,
         sync_bytes: int = 4096,
@@ -98,7 +99,7 @@ class Watched:
         if flushes:
             classes[IoClass.FLUSH] = ClassSample(flushes, 0, latencies(1e-3, flushes))
         seen = DeviceSample(
-            self.device, excluded, done * sync_bytes + flood, 0, done, inflight, 1.0,
+            self.device, excluded, done * sync_bytes + flood, 0, writes or done, inflight, 1.0,
             classes if sighted else None,
             SyncSample(
                 done, 0, found, waiting, oldest_s, commits=commits, throttled_s=done * write_s,

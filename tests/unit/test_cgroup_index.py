@@ -621,11 +621,12 @@ def test_of_too_many_cgroups_those_with_the_most_syncs_stay(held: Any) -> None:
 
 
 def hold_dirtier(
-    held: FakeMap, tid: int, size: int, slept_s: float = 0.0, first: int = 0
+    held: FakeMap, tid: int, size: int, slept_s: float = 0.0, first: int = 0,
+    synced_ns: int = 0,
 ) -> None:
     """A thread, a process of its own, that dirtied so many bytes; `first`: before its entry."""
     held.entries[tid.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
-        1, first, size, int(slept_s * 1e9), 0, 0, 7, 1, tid, DISK, 0, b"dd"
+        1, first, size, int(slept_s * 1e9), 0, synced_ns, 7, 1, tid, DISK, 0, b"dd"
     )
 
 
@@ -644,6 +645,14 @@ def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes(held: Any) -> Non
     assert reading.pid in everybody
     reader.read()
     assert reader.cgroups == {}
+
+
+def test_a_process_syncs_in_the_tick_in_which_it_began_one(held: Any) -> None:
+    reader = TaskReader(held)
+    hold_dirtier(held, 7, 4096, synced_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+    assert [task.synced for task in reader.read()] == [True]
+    hold_dirtier(held, 7, 8192, synced_ns=1)
+    assert [task.synced for task in reader.read()] == [False]
 
 
 def test_half_a_table_is_kept_free_and_the_active_threads_stay(held: Any) -> None:

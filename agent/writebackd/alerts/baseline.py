@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterator, Mapping, Tuple
+from typing import Dict, Iterator, List, Mapping, Tuple
 
 from writebackd.alerts.detector_memory import (
     ENOUGH_S,
@@ -41,6 +41,8 @@ RATE_UNWANTED_S = 300.0
 MOST_FALLS_S = 86400.0
 # Number of operations.  A tick with fewer is not used for a latency.
 ENOUGH = 3
+# Ticks with syncs of a program before it is one that commits there; so many programs are known.
+COMMITS_TICKS, MANY_COMMIT = 15, 16
 # Syncs per second, below which a usual rate is not kept.
 LEAST_RATE = 0.1
 _NONE = ClassSample()
@@ -129,6 +131,19 @@ def is_calm(health: DeviceHealth, estimate: Estimate) -> bool:
     if not estimate.fsyncs:
         return not estimate.fsyncs_inflight
     return not is_slow(health, estimate, SLOWER)
+
+
+def committers(health: DeviceHealth) -> List[str]:
+    """The programs that commit on this device; empty: unknown."""
+    return [comm for comm, ticks in health.committers.items() if ticks >= COMMITS_TICKS]
+
+
+def commits(health: DeviceHealth, comm: str) -> DeviceHealth:
+    """`health` after a tick without trouble in which this program synced."""
+    ticks = health.committers.get(comm, 0) + 1
+    if ticks > COMMITS_TICKS or (ticks == 1 and len(health.committers) >= MANY_COMMIT):
+        return health
+    return replace(health, committers={**health.committers, comm: ticks})
 
 
 def followed(

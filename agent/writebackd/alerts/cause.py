@@ -204,6 +204,8 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     ]
     sums = [(sum(each.count for each in pair if each is not None), pair) for pair in both]
     heavy = sorted(sums, key=lambda each: -each[0])[:MOST_CULPRITS]
+    if sum([count for count, _ in heavy]) < CULPRIT_SHARE * incident.written_bytes:
+        return ()  # direct IO, which dirties nothing
     seconds = max(incident.seconds, 1e-3)
     found = []
     for count, (before, since) in heavy:

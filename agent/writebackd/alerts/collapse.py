@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from writebackd.alerts import array_state, messages
 from writebackd.alerts.alert_types import AlertName, Cause, Culprit, Severity
-from writebackd.alerts.baseline import RATE_FALLS_S
+from writebackd.alerts.baseline import RATE_FALLS_S, committers
 from writebackd.alerts.cause import (
     BACKLOG_LEAST_BYTES,
     FLOODED_SHARE,
@@ -42,7 +42,7 @@ class Syncs(NamedTuple):
     """The syncs of a tick or an incident."""
 
     done: int
-    size_bytes: int
+    size_bytes: int  # 0 where others write most of it
     seconds: float
 
 
@@ -67,7 +67,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     cause = array_state.cause(view, cause_of(incident, health, view.tick.core))
     if not _is_collapse(view, health, incident, cause):
         return health
-    usual = _usual(health, _of_spell(incident))
+    usual = _usual(health, _of_spell(view, health, incident))
     if cause is Cause.WRITE_THROUGH and usual is not None:
         view.tick.tell(cache_alert(view, health, incident, usual))
         return health
@@ -87,14 +87,15 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
     """Whether this tick looks like a collapse: few commits, and these slow."""
-    rate = view.estimate.sync_rate
+    rate, few = view.estimate.sync_rate, view.rules.sync_share * health.sync_rate
     if (
         rate is None
+        or rate / 2 >= few
         or health.sync_rate < max(ENOUGH_RATE, view.tick.policy.objective.min_sync_rate)
-        or rate >= view.rules.sync_share * health.sync_rate
+        or _rate(view, health, rate) >= few
     ):
         return False
-    syncs = _of_tick(view)
+    syncs = _of_tick(view, health)
     if _larger(view, health, syncs):
         return False
     return view.latency_s > _threshold_s(view, health, syncs) and view.late
@@ -102,7 +103,7 @@ def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
 
 def _lasts(view: DeviceView, health: DeviceHealth) -> bool:
     """Whether an incident goes on: a few fast syncs do not end it while the rate is low."""
-    rate = view.estimate.sync_rate or 0.0
+    rate = _rate(view, health, view.estimate.sync_rate or 0.0)
     few = rate < view.rules.sync_share * health.sync_rate
     return few and view.seen.sync is not None and view.waited
 
@@ -113,18 +114,20 @@ def _is_collapse(view: DeviceView, health: DeviceHealth, incident: Incident, cau
     if cause is Cause.FLOOD and view.tick.protects:
         # No alert while the law still lowers the limit.
         least_s = max(LAW_ACTS_S, least_s)
+    elif incident.oldest_s >= view.rules.stall_s:
+        least_s = min(least_s, view.rules.stall_s)  # no commit at all is found sooner than few
     beside = 1.0
     held = view.tick.protects and incident.flooded_s >= FLOODED_SHARE * incident.seconds
     if held and (
         health.flooded_s < BESIDE_USUAL_S or incident.judged_s <= QUEUED * incident.queued_s
     ):
         beside = BESIDE_HELD_FLOOD
-    syncs = _of_spell(incident)
+    syncs, rate = _of_spell(view, health, incident), _rate(view, health, incident.sync_rate)
     return (
         # 16 ticks of half a second may add up to 7.99 s.
         incident.lasted_s >= least_s - view.dt_s / 4
         and is_lasting(incident)
-        and incident.sync_rate < view.rules.sync_share * beside * health.sync_rate
+        and rate < view.rules.sync_share * beside * health.sync_rate
         and incident.judged_s > _threshold_s(view, health, syncs)
         and incident.waited_s >= DEMAND_SHARE * incident.seconds
         and not _larger(view, health, syncs)
@@ -135,16 +138,31 @@ def _is_well(view: DeviceView, health: DeviceHealth) -> bool:
     rate = view.estimate.sync_rate or 0.0
     if rate >= view.rules.resolve_share * health.sync_rate:
         return True
-    slow = view.latency_s > _threshold_s(view, health, _of_tick(view))
+    slow = view.latency_s > _threshold_s(view, health, _of_tick(view, health))
     return not (slow and view.late)
 
 
-def _of_tick(view: DeviceView) -> Syncs:
-    return Syncs(view.estimate.fsyncs, view.sync_bytes, view.dt_s)
+def _of_tick(view: DeviceView, health: DeviceHealth) -> Syncs:
+    own = view.sync_bytes if _own(view, health) else 0
+    return Syncs(view.estimate.fsyncs, own, view.dt_s)
 
 
-def _of_spell(incident: Incident) -> Syncs:
-    return Syncs(incident.syncs.total, incident.sync_bytes, incident.seconds)
+def _of_spell(view: DeviceView, health: DeviceHealth, incident: Incident) -> Syncs:
+    own = incident.sync_bytes if _own(view, health) else 0
+    return Syncs(incident.syncs.total, own, incident.seconds)
+
+
+def _rate(view: DeviceView, health: DeviceHealth, rate: float) -> float:
+    """Of `rate` that of the usual programs, at most: of several that wait alike each has a part."""
+    others = [task for task in view.tick.tasks.get(view.name, ()) if task.synced
+              and task.comm not in committers(health)]
+    return rate / 2 if others and not _own(view, health) else rate
+
+
+def _own(view: DeviceView, health: DeviceHealth) -> bool:
+    """Whether what syncs write is of the programs that commit, and not of others or direct IO."""
+    known = committers(health)
+    return not known or view.is_of(known)
 
 
 def _usual(health: DeviceHealth, syncs: Syncs) -> Optional[Baseline]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Dict, Mapping, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
-from writebackd.alerts.baseline import followed, is_calm, is_slow, learn, seeded, unwanted
+from writebackd.alerts.baseline import commits, followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.cause import BEFORE_S
 from writebackd.alerts.collapse import collapse, suspicious
@@ -95,6 +95,13 @@ def detect(
         if asleep_s != health.throttled_now_s:
             health = replace(health, throttled_now_s=asleep_s)
         healths[name] = health
+    for task in sample.tasks:
+        name = task.device or ""
+        if task.synced and name in healths and name in estimates and not tick.quiet:
+            health, found = healths[name], estimates[name]
+            well = is_calm(health, found) and not (found.flooded or _troubled(health))
+            if well and name not in frozen:
+                healths[name] = commits(health, task.comm)
     memory = blind(tick, memory, estimates.values())
     if sample.backings or memory.standing:
         battery_tests(tick)

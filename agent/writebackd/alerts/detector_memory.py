@@ -143,6 +143,7 @@ class DeviceHealth:
     size: int = 0  # the size class of the last syncs
     flooded_s: float = 0.0  # in a row that the rate was followed beside a flood
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
+    committers: Mapping[str, int] = field(default_factory=dict)  # ticks by program, see baseline
     syncs: Baselines = field(default_factory=dict)
     writes: Baselines = field(default_factory=dict)
     collapse: Optional[Incident] = None
@@ -160,9 +161,12 @@ class DeviceHealth:
     def usual(self, kind: Baselines, size: int) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""
         known = kind.get(size)
-        if known is not None and known.learned_s >= ENOUGH_S:
-            return known
+        if known is not None and (known.learned_s >= ENOUGH_S or len(kind) == 1):
+            return known if known.learned_s >= ENOUGH_S else None
         found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
+        if not found and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
+            # Operations at the end of a class fall into two by turns.
+            found = [(-int(b.learned_s), b) for b in kind.values()]
         return min(found, key=lambda each: each[0])[1] if found else None
 
 

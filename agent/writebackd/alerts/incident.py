@@ -61,17 +61,27 @@ def extended(
 def _begun(view: DeviceView) -> Incident:
     sample, devices = view.tick.sample, view.tick.core.devices
     flood_s = devices[view.name].flood_began_s if view.name in devices else None
-    before: Dict[Program, Dirtied] = {}
-    for tick in view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy:
-        for task in tick.tasks:
-            if task.device in (view.name, None):
-                _add_task(before, task, tick.dt_s, task.cgroup)
     return Incident(
         sample.time_s - view.dt_s,
         sample.wall_s - view.dt_s,
         flood_age_s=sample.time_s - flood_s if flood_s is not None else float("inf"),
-        before=before,
+        before=_before(view),
     )
+
+
+def _before(view: DeviceView) -> Dict[Program, Dirtied]:
+    """Who dirtied what waits to be written: the last that was dirtied, of as many bytes."""
+    left = view.backlog_bytes
+    found: Dict[Program, Dirtied] = {}
+    for tick in reversed(view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy):
+        tasks = [task for task in tick.tasks if task.device in (view.name, None)]
+        dirtied = sum([task.dirtied_bytes for task in tasks])
+        share = min(1.0, left / dirtied) if dirtied else 0.0
+        for task in tasks if share else ():
+            part = replace(task, dirtied_bytes=int(share * task.dirtied_bytes))
+            _add_task(found, part, share * tick.dt_s, task.cgroup)
+        left -= share * dirtied
+    return found
 
 
 def _is_now(view: DeviceView) -> bool:

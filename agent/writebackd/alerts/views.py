@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Container, Dict, List, Optional, Set, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import small_bytes, small_writes
@@ -19,6 +19,9 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
 
+# Share of what syncs write that is dirtied before, unless direct IO writes it.  A journal of data
+# doubles it, and of a thread the last 256 KB are not seen yet.
+DIRTIED_SHARE = 0.25
 # Share of the rate that a device is known to have, below which it is slow.
 KNOWN_SHARE = 0.5
 
@@ -97,6 +100,17 @@ class DeviceView:
         policy = self.tick.policy
         return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
 
+    def is_of(self, programs: Container[str]) -> bool:
+        """Whether these have dirtied most of what syncs write: in this tick, or much of late."""
+        tick = self.tick
+        tasks = [*tick.tasks.get(self.name, ()), *tick.tasks.get(None, ())]
+        for earlier in tick.heavy:
+            if earlier.time_s < tick.sample.time_s:
+                tasks += [task for task in earlier.tasks if task.device in (self.name, None)]
+        own = sum([task.dirtied_bytes for task in tasks if task.comm in programs])
+        most = sum([task.dirtied_bytes for task in tasks]) / 2
+        return bool(own >= max(most, DIRTIED_SHARE * self.sync_bytes))
+
     @property
     def floor_bytes(self) -> Optional[int]:
         """The target, where it is the lowest limit allowed."""
@@ -150,13 +164,14 @@ class DeviceView:
         """Whether large fsyncs write back what floods the device: no background writes.
 
         At a fraction of the rate that the device is known to have it is slow, and not flooded.
+        Where that is unknown, small writes may fill it by their number.
         """
         seen, core = self.seen, self.tick.core.devices.get(self.name)
         known = (core.drain_rate if core is not None else None) or 0.0
         rate = seen.write_bytes / self.dt_s
         return (
             rate >= max(FLOOD_RATE, KNOWN_SHARE * known)
-            and seen.write_bytes >= LARGE_BYTES * seen.writes
+            and (known > 0 or seen.write_bytes >= LARGE_BYTES * seen.writes)
             and self.backlog_bytes >= BACKLOG_LEAST_BYTES
         )
 

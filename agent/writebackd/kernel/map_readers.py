@@ -316,6 +316,7 @@ class TaskReader:
         # By thread; at the end the read in which it did something last.
         self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
         self._reads = 0
+        self._read_ns = 0
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
         self.dirtied_bytes = 0  # in the last read, by all threads
         self.sleeps: Dict[bytes, Sleep] = {}  # that no sync has followed, by thread
@@ -324,6 +325,7 @@ class TaskReader:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
         self.cgroups, self.sleeps, self.dirtied_bytes = {}, {}, 0
         self._reads += 1
+        since_ns, self._read_ns = self._read_ns, time.clock_gettime_ns(_CLOCK)
         seen: Dict[bytes, Tuple[int, int, int, int]] = {}
         grown: Dict[bytes, int] = {}
         for tid, value in self._reader.read():
@@ -350,6 +352,7 @@ class TaskReader:
                 device=bpf_layout.devno(dev) if dev else None,
                 dirtied_bytes=grown[tid],
                 throttled_s=(slept - last[2]) / 1e9,
+                synced=synced > since_ns,
             )
             by_process.setdefault((pid, bpf_layout.devno(dev)), []).append(task)
             key = (cgroup, bpf_layout.devno(dev))
@@ -403,6 +406,7 @@ def _merge(threads: Sequence[TaskSample]) -> TaskSample:
         threads[0],
         dirtied_bytes=sum(task.dirtied_bytes for task in threads),
         throttled_s=sum(task.throttled_s for task in threads),
+        synced=any(task.synced for task in threads),
     )
 
 

@@ -125,6 +125,7 @@ class TaskSample:
     dirtied_bytes: int = 0  # the kernel's own count, up to 256 KiB behind a thread
     throttled_s: float = 0.0
     cgroup: Optional[str] = None  # path below the v2 root; only for the busiest few
+    synced: bool = False  # it began a file sync in this tick
 
 
 @dataclass(frozen=True)
