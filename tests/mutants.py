@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/unit")]
@@ -34,6 +34,7 @@ class Mutant(NamedTuple):
 
 
 ACTUATOR, LEASE, WATCHER = "actuate/actuator.py", "actuate/lease.py", "actuate/watcher.py"
+CGROUPS, READERS = "kernel/cgroup_index.py", "kernel/map_readers.py"
 MUTANTS: Dict[str, List[Mutant]] = {
     "test_a_lease_is_held_until_it_is_called_in": [
         Mutant(LEASE, "return watch is not None and watch.revoked >= self._epoch", "return False"),
@@ -162,6 +163,162 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("report/attribution.py", "    return replace(write, cmdline=None)\n",
                "    return write\n"),
     ],
+    "test_a_daemon_stopped_before_a_write_does_not_leave_it_behind": [
+        Mutant(ACTUATOR, "                self._ours.update((done, (wanted[done], 0)) for done in"
+               " todo[:index])\n", ""),
+    ],
+    "test_one_that_is_killed_before_it_can_put_that_right": [
+        Mutant(WATCHER,
+               "            if not is_locked(self._dir):\n                self._restore()\n",
+               "            if not is_locked(self._dir):\n                pass\n"),
+    ],
+    "test_on_the_way_home_nothing_is_imported_any_more": [
+        Mutant(WATCHER, "        had = self._has_ledger()\n        result",
+               "        import difflib\n        had = bool(difflib) and self._has_ledger()\n"
+               "        result"),
+    ],
+    "test_without_a_daemon_its_limits_are_told_with_the_way_back": [
+        Mutant("cli/client.py", "    if not found:\n        return f\": start it",
+               "    if True:\n        return f\": start it"),
+    ],
+    "test_enforce_says_what_exit_restores_and_what_that_was_before": [
+        Mutant("commands.py", "f\"{text} (was {in_words(first)}:"
+               " `writebackctl restore --first-found`)\"", "text"),
+    ],
+    "test_a_start_that_fails_stands_in_nobodys_way": [
+        Mutant("daemon.py", "            self._host_lock.close()\n            raise",
+               "            raise"),
+    ],
+    "test_a_damaged_ledger_is_refused_by_whoever_reads_it_and_touches_nothing": [
+        Mutant("actuate/ledger.py", "        raise LedgerError(path, f\"is damaged ({error})\")"
+               " from error", "        return None"),
+    ],
+    "test_an_error_of_the_program_brings_all_home": [
+        Mutant("daemon.py", "done = all(action.ok for action in self._executor.finish())",
+               "done = True"),
+    ],
+    "test_a_systemd_that_does_not_read_holds_nobody_up_and_hears_of_it_later": [
+        Mutant("cli/sd_notify.py", "list(dict.fromkeys(untold + states))", "states"),
+    ],
+    "test_nobody_who_floods_systemd_keeps_a_beat_from_it": [
+        Mutant("cli/sd_notify.py", "            sock.settimeout(limit_s)\n",
+               "            sock.setblocking(False)\n"),
+    ],
+    "test_status_says_that_a_reload_hangs": [
+        Mutant("policy/reload.py", "\"cannot reload the policy: reading it hangs\" if hangs else"
+               " None", "None"),
+    ],
+    "test_a_scan_that_hangs_holds_nobody_up_and_is_told": [
+        Mutant("kernel/topology.py", "        if self._scanning and self._clock() - self._began >"
+               " _HANGS_S:", "        if False:"),
+    ],
+    "test_a_queue_that_cannot_be_read_holds_nobody_up": [
+        Mutant("kernel/slow_files.py", "        _hanging[home] = thread\n", ""),
+    ],
+    "test_a_trace_is_told_without_a_look_at_the_sources": [
+        Mutant("cli/daemon_main.py", "        self.setFormatter(_Frames())", "        pass"),
+    ],
+    "test_a_command_line_that_hangs_hides_nobody_else": [
+        Mutant("kernel/conflicting_tools.py", "self._stuck[left.pop(0)] = thread", "left.pop(0)"),
+    ],
+    "test_dead_routes_delay_neither_the_loop_nor_the_others": [
+        Mutant("notify/route.py", "        if events:\n            self._wake.set()\n",
+               "        for event in events:\n            self._send(event)\n"),
+    ],
+    "test_status_says_what_is_not_seen": [
+        Mutant("report/status_answer.py", "        lines.append(snapshot.unseen)\n",
+               "        pass\n"),
+    ],
+    "test_doctor_says_what_the_daemon_does_not_see": [
+        Mutant("cli/doctor_checks.py", "hidden = status.get(\"processes_unseen\")",
+               "hidden = None"),
+    ],
+    "test_the_daemon_takes_no_file_that_others_may_change": [
+        Mutant("paths.py", "        if wide and not safe:", "        if False:"),
+    ],
+    "test_a_program_that_others_may_change_is_not_started": [
+        Mutant("notify/exec_hook.py", "    if why:\n        raise RouteError(f\"not started: {why}",
+               "    if False:\n        raise RouteError(f\"not started: {why}"),
+    ],
+    "test_a_directory_that_others_may_change_is_not_used": [
+        Mutant("paths.py",
+               "        if found.st_uid not in (0, os.geteuid()):", "        if False:"),
+    ],
+    "test_a_program_runs_as_nobody": [
+        Mutant("notify/exec_hook.py", "--reuid={_NOBODY}", "--reuid=0"),
+    ],
+    "test_of_very_many_that_sync_the_last_are_remembered": [
+        Mutant("control/pacing/pace.py", "list(syncers)[:-MOST_SYNCERS]", "list(syncers)[:0]"),
+    ],
+    "test_of_very_many_that_slept_or_flooded_the_last_are_remembered": [
+        Mutant(CGROUPS, "busiest[:MOST_PATHS]", "busiest"),
+        Mutant(CGROUPS, "latest[:MOST_PATHS]", "latest"),
+    ],
+    "test_filesystems_that_were_synced_once_leave_room_for_a_disk": [
+        Mutant("kernel/full_tables.py", "- table.max_entries // 2\n", "- table.max_entries\n"),
+    ],
+    "test_a_known_disk_never_leaves_the_table_of_syncs": [
+        Mutant(READERS, "enumerate(self._last) if not known(_name(key))}",
+               "enumerate(self._last)}"),
+    ],
+    "test_while_syncs_are_lost_a_disk_that_shows_none_is_blind": [
+        Mutant("kernel/sampler.py", " and not reading.syncs_lost", ""),
+    ],
+    "test_of_too_many_active_threads_the_smallest_are_taken_out": [
+        Mutant("kernel/full_tables.py", "heapq.nsmallest(", "heapq.nlargest("),
+    ],
+    "test_of_too_many_cgroups_those_with_the_most_syncs_stay": [
+        Mutant(READERS, "ranks[key] = (grown, last_ns)", "ranks[key] = (0, last_ns)"),
+    ],
+    "test_a_path_that_is_long_is_not_told": [
+        Mutant(CGROUPS, "MOST_PATH_BYTES = 512\n", "MOST_PATH_BYTES = 5120\n"),
+    ],
+    "test_answers_that_nobody_takes_have_a_bound_over_all_clients": [
+        Mutant("report/control_server.py", "MAX_ANSWER_BYTES = 32 << 20",
+               "MAX_ANSWER_BYTES = 320 << 20"),
+    ],
+    "test_bursts_teach_nothing_of_the_disk": [
+        Mutant("estimate/drain.py", "    if not writes.flooded or sync is None:\n        if d.slow",
+               "    if sync is None:\n        if d.slow"),
+    ],
+    "test_without_syncs_the_limits_are_as_found_within_seconds": [
+        Mutant("tuning.py", "RELEASE_S = 5.0", "RELEASE_S = 50.0"),
+    ],
+    "test_a_load_that_comes_back_after_a_gap_is_let_go_in_the_first_alone": [
+        Mutant("estimate/sync_demand.py", "max(RELEASE_S, 2 * gap_s)", "RELEASE_S"),
+    ],
+    "test_what_is_called_demand_is_there_now_or_has_a_time": [
+        Mutant("estimate/sync_demand.py", "max(RELEASE_S, 2 * gap_s)", "3 * RELEASE_S"),
+    ],
+    "test_minima_of_any_number_of_caps_are_half_of_the_lowest_limit_at_most": [
+        Mutant("control/device_limits.py", "(MINIMA_SHARE * len(caps))", "MINIMA_SHARE"),
+    ],
+    "test_any_files_are_a_policy_or_errors_with_their_place": [
+        Mutant("policy/parse.py", "            raise PolicyError(*self.messages)",
+               "            raise PolicyError(\"bad\")"),
+    ],
+    "test_no_content_of_a_kernel_file_ends_the_daemon": [
+        Mutant("daemon.py", "        except (OSError, ValueError, BpfError) as error:\n"
+               "            self._hold",
+               "        except OSError as error:\n            self._hold"),
+    ],
+    "test_no_content_of_a_map_ends_the_daemon": [
+        Mutant(READERS, "max(0, head[at] - last[at])", "head[at] - last[at]"),
+    ],
+    "test_a_history_cut_short_at_every_byte_is_read_or_refused": [
+        Mutant("report/history_query.py",
+               "    except (sqlite3.Error, UnicodeDecodeError) as error:",
+               "    except UnicodeDecodeError as error:"),
+    ],
+    "test_a_history_with_flipped_bits_is_read_or_refused": [
+        Mutant("report/history_query.py",
+               "    except (sqlite3.Error, UnicodeDecodeError) as error:",
+               "    except sqlite3.OperationalError as error:"),
+    ],
+    "test_cut_off_at_every_byte": [
+        Mutant("storage/tool_output.py", "    except ValueError as error:  # its text",
+               "    except TypeError as error:  # its text"),
+    ],
 }
 
 
@@ -191,11 +348,16 @@ def survives(copy: Path, test: str, mutant: Mutant) -> bool:
         path.write_text(text)
 
 
-def without() -> List[str]:
-    """The rows of the page of which no test has a mutant."""
+def without() -> Tuple[List[str], List[str]]:
+    """Rows of the page of which no test has a mutant: those with a unit test, and the others."""
     from test_promises import NAME, PAGE, rows
 
-    return [row for row in rows(PAGE.read_text()) if not MUTANTS.keys() & set(NAME.findall(row))]
+    bare = [row for row in rows(PAGE.read_text()) if not MUTANTS.keys() & set(NAME.findall(row))]
+    found: Tuple[List[str], List[str]] = ([], [])
+    for row in bare:
+        unit = any(path_of(test).startswith("tests/unit/") for test in NAME.findall(row))
+        found[not unit].append(row)
+    return found
 
 
 def main(argv: Sequence[str]) -> int:
@@ -204,7 +366,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("tests", nargs="*", metavar="NAME")
     options = parser.parse_args(argv)
     if options.list:
-        print(*without(), sep="\n")
+        bare, needs_kernel = without()
+        print(*bare, *needs_kernel, sep="\n")
         return 0
     alive = 0
     with tempfile.TemporaryDirectory(prefix="writebackd-mutants-") as name:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from dataclasses import replace
@@ -88,6 +89,23 @@ def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
     assert history.close(TIMEOUT_S)
     assert history.error is None
     assert len(read_history(path)) == 1 + total - dropped
+
+
+def test_a_readers_transaction_does_not_stop_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_LOCKED_S", 0.1)
+    path = written(tmp_path / "history.db", [event(0)])
+    with contextlib.closing(sqlite3.connect(str(path), isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (1,)
+        history = History(path)
+        history.record(event(1))
+        wait_for(lambda: len(readable(path)) == 2)
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (1,)
+        assert path.stat().st_mode & 0o777 == 0o640
+        assert history.close(TIMEOUT_S)
+    assert [each.name for each in tmp_path.glob("*")] == ["history.db", "history.db-journal"]
 
 
 def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:

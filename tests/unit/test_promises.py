@@ -8,6 +8,7 @@ import re
 from typing import Dict, Iterator, List
 
 from checkout import ROOT
+from tests import mutants
 
 PAGE = ROOT / "docs/reference/promises.md"
 # Tables without promises: they say which file is whose, and what test_rails.py holds.
@@ -71,3 +72,13 @@ def test_a_promise_without_a_test_is_found() -> None:
         "test_as_installed runs always"]
     assert wrong(f"{table}| it holds | `test_stopped_by_a_signal` |\n") == [
         "test_stopped_by_a_signal runs only in the full suite"]
+
+
+def test_every_promise_with_a_unit_test_has_a_mutant_that_can_be_made() -> None:
+    """`tests/mutants.py` breaks them; of the others the test needs a kernel or a guest."""
+    bare, needs_kernel = mutants.without()
+    assert bare == [] and len(needs_kernel) <= 32
+    for test, several in mutants.MUTANTS.items():
+        for each in several:
+            text = (ROOT / "agent/writebackd" / each.file).read_text()
+            assert text.count(each.old) == 1, f"{test}: {each.old!r}"

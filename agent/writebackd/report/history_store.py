@@ -50,6 +50,8 @@ MAX_ROWS_WAITING = 4096
 _BATCH = 256
 # How long the writer waits for a lock, or before it tries again.
 _RETRY_S = 0.25
+# Seconds for which another process' lock is waited for, before a copy takes the file's place.
+_LOCKED_S = 30.0
 
 Item = Union[Event, Tuple[Figures, ...]]
 
@@ -87,6 +89,7 @@ class History:
         self._waiting: "queue.Queue[Optional[Item]]" = queue.Queue(MAX_WAITING)
         # Rows of figures put in by the loop, and taken out by the thread.
         self._rows_in = self._rows_out = 0
+        self._locked_at: Optional[float] = None  # since when another process holds a lock
         self._coarse: Dict[str, Figures] = {}  # the thread's: what is not yet a row
         self._dropped = 0
         self._lost = 0
@@ -198,13 +201,41 @@ class History:
             # cannot be decoded quotes a damaged schema.
             if type(error) in (sqlite3.DatabaseError, UnicodeDecodeError):
                 self._start_anew()
+            elif "locked" in str(error):
+                now = time.monotonic()
+                self._locked_at = self._locked_at or now
+                if now >= self._locked_at + _LOCKED_S:
+                    self._leave_to_reader()
             return False
         except Exception as error:  # a value that SQLite cannot take
             self._complain(error)
             self._lost += len(batch)
             return True
-        self.error = None
+        self.error = self._locked_at = None
         return True
+
+    def _leave_to_reader(self) -> None:
+        """Go on in a copy: a reader's transaction, however long, keeps the old file."""
+        database, copy = self._database, self.path.with_name(f"{self.path.name}.new")
+        if database is None:
+            return
+        try:
+            database.rollback()
+            database.execute("BEGIN")
+            database.execute("SELECT 1 FROM sqlite_master").fetchone()  # fails beside a writer
+            copy.unlink(missing_ok=True)
+            os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
+            target = sqlite3.connect(str(copy))
+            with contextlib.closing(target):
+                target.execute("PRAGMA synchronous=OFF")
+                database.backup(target)
+            os.replace(copy, self.path)
+        except (sqlite3.Error, OSError) as error:
+            self._complain(error)
+        else:
+            self._locked_at = None
+        database.close()
+        self._database = None
 
     def _trim(self, database: sqlite3.Connection, batch: _Batch) -> None:
         """Delete what is too old, and where it is too much the first by rowid."""
