@@ -90,10 +90,10 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("control/decide.py", "retry = Retry(sample.time_s + REAPPLIED_S)", "pass"),
         Mutant("actuate/executor.py", "                self._actuator.take_over()\n",
                "                pass\n"),
-        Mutant("tuning.py", "REAPPLIED_S = 60.0", "REAPPLIED_S = 30.0"),
+        Mutant("control/decide.py", "REAPPLIED_S = 60.0", "REAPPLIED_S = 30.0"),
     ],
     "test_three_times_in_an_hour_and_then_no_more": [
-        Mutant("tuning.py", "REAPPLIED_MOST = 3", "REAPPLIED_MOST = 4"),
+        Mutant("control/decide.py", "REAPPLIED_MOST = 3", "REAPPLIED_MOST = 4"),
     ],
     "test_another_writer_or_value_is_a_yield_for_good": [
         Mutant("types/levers.py", "return self.original and self.comm in", "return self.comm in"),
