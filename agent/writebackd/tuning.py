@@ -65,8 +65,8 @@ FOLLOW_S = 1.5
 
 # ---- R, and what a sync costs of it ----
 
-# Seconds.  R is the median rate over this time with a full cache, and a disk counts as slower after
-# this time below FELL.
+# Seconds.  R is the median rate over this time with a full cache and follows a higher one with this
+# time constant, and a disk counts as slower after this time below FELL.
 SHOWN_S = 3.0
 # Factor.  A limit is in force while the kernel's limit is within this factor of the requested one.
 # Outside it the measured rate belongs to another limit.
@@ -80,11 +80,7 @@ FELL = 0.9
 DEEP = 0.25
 # Multiple of R.  If the cache still has room after GAIN_S at this rate, the disk has become faster.
 # Few caches can absorb the additional 0.4 R for longer, and those fill up soon after.
-FASTER = 1.4
-# Seconds.  Time constant with which R follows a higher rate of a full cache, and the time needed
-# for FASTER.  Not less: under a large limit syncs also wait on the link, which for some seconds
-# looks like a full cache that drains at 1.4 R.
-GAIN_S = 5.0
+FASTER, GAIN_S = 1.4, 5.0
 # Seconds.  Time constant with which R falls to a slightly lower rate: part of the rate first
 # measured as R was the cache's.
 FADE_S = 60.0

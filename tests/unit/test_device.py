@@ -40,7 +40,8 @@ def memory(
     law: LawMemory = LawMemory(LIMIT), full_s: float = 5.0, rate: float = R  # noqa: B008
 ) -> DeviceMemory:
     """A flood at `rate` under LIMIT, of which syncs cost a tenth."""
-    d = Drain(rate=rate, sync_rate=100.0, lost_s=0.1, syncs=100.0, full_s=full_s,
+    d = Drain(rate=rate, sync_rate=100.0, lost_s=0.1, syncs=100.0, full_s=max(0.0, full_s),
+              room_s=max(0.0, -full_s),
               full_ticks=(rate,) * round(SHOWN_S / DT_S))  # fmt: skip
     return DeviceMemory(drain_rate=R, drain=d, law=law, last_flood_s=NOW, flood_began_s=NOW - 60)
 
@@ -172,7 +173,7 @@ def test_three_seconds_of_a_full_cache_show_the_drain_rate_under_a_limit_that_le
     # Not under a limit of somebody else's, which may be the one that holds it.
     assert decided(seen, before, in_force=0.7 * limit * MB)[1].drain_rate is None
     # What a smaller one let in is forgotten.
-    assert (after.drain.full_ticks == ()) is (limit == 4.0)
+    assert (after.drain.full_ticks == ()) is (shown_mb is None)
 
 
 def test_only_at_the_floor_a_missed_objective_is_the_end() -> None:

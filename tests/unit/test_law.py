@@ -24,7 +24,7 @@ BOUNDS = Bounds(
     rest_bytes=4.0 * MB, spend=0.2, keep=0.95,
 )  # fmt: skip
 NOW, DT_S = 1000.0, 0.5
-FULL, ROOM = Drain(rate=R, full_s=3.0), Drain(rate=R, full_s=-3.0)
+FULL, ROOM = Drain(rate=R, full_s=3.0), Drain(rate=R, room_s=3.0)
 
 
 def flood(rate_mb: float = 256.0, drain_rate: Optional[float] = None, **more: object) -> Estimate:
@@ -112,8 +112,8 @@ def test_below_0_8_r_it_goes_up_in_proportion_to_twice_the_delay_at_most() -> No
     assert up_and_back == pytest.approx([5.243, 5.243, 4.194, 4.096], rel=1e-3)
     assert stretched([206.0]) == pytest.approx([4.096])
     # Twice where the cache had room for ten seconds: R may be more than is known.
-    assert stretched([256.0], replace(ROOM, full_s=-10.0)) == pytest.approx([8.192])
-    assert stretched([256.0], replace(ROOM, full_s=-9.5)) == pytest.approx([4.096])
+    assert stretched([256.0], replace(ROOM, room_s=10.0)) == pytest.approx([8.192])
+    assert stretched([256.0], replace(ROOM, room_s=9.5)) == pytest.approx([4.096])
     # Where nobody is held back the flood is all that there is.
     assert stretched([128.0], held_back=False) == pytest.approx([4.096])
 
@@ -190,7 +190,7 @@ _RATES = st.floats(0.0, 1e12)
 
 @given(
     limit=st.floats(1.0, 1e13), rate=_RATES, r=st.none() | st.floats(1.0, 1e12),
-    full_s=st.floats(-1e6, 1e6), sought=_RATES, held_back=st.booleans(),
+    full_s=st.floats(0.0, 1e6), sought=_RATES, held_back=st.booleans(),
     floor=st.integers(1 << 16, 1 << 34), above=st.integers(0, 1 << 40), tried=st.floats(0.0, 9.0),
 )
 def test_whatever_is_seen_the_limit_stays_within_bounds_and_rises_by_a_step(

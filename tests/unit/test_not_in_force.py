@@ -154,7 +154,7 @@ def test_nothing_is_learned_of_a_limit_that_another_device_keeps_away() -> None:
     after = host.memory.devices["sdb"]
     assert after.drain_rate == KNOWN
     assert (after.law.limit_bytes, after.law.sought_rate) == (LOOSE, 0.0)
-    assert (after.drain.price_s, after.drain.fell_s) == (0.0, 0.0)
+    assert (after.drain.price_s, after.drain.slower_s) == (0.0, 0.0)
     # Once the other's flood and syncs are over it has its limit, and that is judged.
     host.hosts[0].flood = host.hosts[0].syncing = False
     rules = [host.tick().devices[1].rule for _ in range(30)]

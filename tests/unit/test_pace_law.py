@@ -96,7 +96,8 @@ def steered(
 ) -> Tuple[float, Rule]:
     """The next pace, in parts of R, and the branch."""
     rate = changes.pop("rate", pace)
-    drain = Drain(rate=rate * R, sync_rate=1000.0, full_s=full_s, lost_s=spent, syncs=1000.0)
+    drain = Drain(rate=rate * R, sync_rate=1000.0, lost_s=spent, syncs=1000.0,
+                  full_s=max(0.0, full_s), room_s=max(0.0, -full_s))  # fmt: skip
     estimate = samples.flooded("sda", 0.1, 0.2, 100.0, 0.5)
     known = {"full": full_s > 0, "held_back": True, "commit_p99_s": 0.01, **changes}
     estimate = replace(estimate, **known)

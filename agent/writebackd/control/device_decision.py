@@ -13,7 +13,7 @@ from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
-from writebackd.tuning import BURST_S, PREFER, RELEASE_S, SPEND, WAVE_S
+from writebackd.tuning import BURST_S, PAYS, PREFER, RELEASE_S, SPEND, WAVE_S
 from writebackd.types.copying import replace
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory
@@ -103,9 +103,10 @@ def decide_device(
             rule = Rule.OBSERVING
         if estimate.drain_rate is None:
             before = memory.law.limit_bytes or 0.0
-            if lets_in(d, before):
-                memory = shown(memory) if own_limit and is_shown(d, dt_s) else memory
-            elif (law.limit_bytes or 0.0) > before:  # what came may have been held by the smaller
+            raised = (law.limit_bytes or 0.0) > PAYS * before
+            if own_limit and lets_in(d, before) and is_shown(d, dt_s):
+                memory = shown(memory)
+            elif raised:  # what came may have been held by the smaller one
                 memory = replace(memory, drain=replace(d, full_ticks=()))
     target = _clamp((law.limit_bytes or 0.0) / share, floor, ceiling)
     basis = Basis(

@@ -75,7 +75,7 @@ def follow(
         if in_force:
             law = _stretched(law, d, e, r, dt_s)
         takes = r if d.full_s > 0 else max(r, d.rate)
-        times = max(law.stretch, SEEK if e.held_back and d.full_s <= -CYCLE_S else 1.0)
+        times = max(law.stretch, SEEK if e.held_back and d.room_s >= CYCLE_S else 1.0)
         knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
@@ -144,7 +144,7 @@ def follow_pace(
     share = bounds.spend
     by, rule = factor(d, r, share, bounds.keep, r / pace)
     if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
-        by = min(by, 1.0 + CREEP * d.full_s**2)
+        by = min(by, 1.0 + CREEP * d.room_s**2)
     by = max(by, (1.0 - share) * r / pace)
     if by > 1.0 and not e.held_back:
         by, rule = 1.0, Rule.LOOSE
@@ -164,5 +164,5 @@ def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) ->
         if by < min(1.0, least) and d.rate < keep * r:
             by, rule = min(RISE, least), Rule.SHORT if least > 1.0 else Rule.STEADY
         return by, rule
-    more = 1.0 + CREEP * d.full_s**2
+    more = 1.0 + CREEP * d.room_s**2
     return min(max(min(1.0 - spent, keep) * more * lets_in_all, CUT), RISE), Rule.ROOM

@@ -16,7 +16,8 @@ that the flood leaves of R is theirs, until more of it is given to the flood and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from enum import Enum
+from typing import List, Optional, Sequence, Tuple
 
 from writebackd.estimate.cache_size import counted, with_drain_rate, with_first_flood
 from writebackd.estimate.limit_shares import is_in_force
@@ -43,7 +44,7 @@ from writebackd.tuning import (
     UNLOADED_S,
 )
 from writebackd.types.copying import replace
-from writebackd.types.device_memory import DeviceMemory, Drain, median_rate
+from writebackd.types.device_memory import DeviceMemory, Drain
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
 
@@ -140,6 +141,28 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
     return sync.latency.total_s(least) / total
 
 
+class Tells(Enum):
+    """What the rate of a tick tells of R; see the module."""
+
+    NOTHING = "the flood writes less than both the limit and the device allow"
+    MEDIA = "all that the media take, less what syncs cost: R rises or falls"
+    AT_LEAST = "the limit may hold the flood: R is that much or more"
+    ROOM = "what the cache takes, or a faster disk once that lasts"
+
+
+def what_it_tells(
+    writes: Writes, d: Drain, limit_bytes: float, pace: Optional[float]
+) -> Tells:
+    """Which of the cases a tick is; `limit_bytes` is the limit of ours in force."""
+    if not d.full_s:
+        return Tells.ROOM
+    if not writes.held_back:
+        return Tells.NOTHING
+    if pace is not None or lets_in(d, limit_bytes):
+        return Tells.MEDIA
+    return Tells.AT_LEAST
+
+
 def update_drain(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float,
     pace: Optional[float] = None, no_room: bool = False,
@@ -151,103 +174,121 @@ def update_drain(
     it has room proves nothing: dm-cache sends most of a flood past it.
     """
     d, r = memory.drain, memory.drain_rate
-    sync = sample.sync
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
-    if not writes.flooded or sync is None:
-        if d.slow_share or d.full_s or d.queue:
-            d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, queue=())
+    if not writes.flooded or sample.sync is None:
+        if d.slow_share or d.full_s or d.room_s:
+            ticks = () if d.room_s else d.full_ticks  # what queued before a pause has drained
+            d = replace(
+                d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, room_s=0.0, full_ticks=ticks
+            )
         return replace(memory, drain=d)
     if r is None:
         r = pace  # of the run before, which knew R
-    rate, weight = writes.background_rate, min(1.0, dt_s / FOLLOW_S)
-    limit = memory.law.limit_bytes or 0.0
-    share = slow_share(sync, memory.baseline_s or UNLOADED_S, limit / max(rate, 1.0))
+    own = pace is not None or is_in_force(limit_bytes, memory)
+    d = _looked(writes, sample.sync, memory, own, r is None, no_room, dt_s)
+    memory = with_first_flood(memory, writes.rate, dt_s)
+    if not own:
+        return _under_limit_as_found(memory, d, writes.background_rate, limit_bytes, dt_s)
+    if r is None:
+        return replace(memory, drain=d)
+    tells = what_it_tells(writes, d, memory.law.limit_bytes or 0.0, pace)
+    lost_s = d.lost_s * max(0.0, 1.0 - dt_s / PRICE_S)
+    if writes.held_back and (pace is not None or tells is Tells.MEDIA):
+        lost_s += max(1.0 - writes.background_rate / r, 0.0) * dt_s
+    syncs = d.syncs * max(0.0, 1.0 - dt_s / PRICE_S) + sample.sync.count
+    d = replace(d, lost_s=lost_s, syncs=syncs)
+    if tells is Tells.ROOM:
+        d, r = _in_room(d, r, dt_s)
+    elif tells is not Tells.NOTHING:
+        d, r = _while_full(d, r, tells, writes.background_rate, pace, dt_s)
+    return replace(memory, drain=d, drain_rate=r)
+
+
+def _looked(
+    writes: Writes, sync: SyncSample, memory: DeviceMemory, own: bool, unknown: bool,
+    no_room: bool, dt_s: float,
+) -> Drain:
+    """Smoothed rates, whether the cache is full and for how long, and the rates while it is."""
+    d, rate, weight = memory.drain, writes.background_rate, min(1.0, dt_s / FOLLOW_S)
+    queued_s = (memory.law.limit_bytes or 0.0) / max(rate, 1.0)
+    share = slow_share(sync, memory.baseline_s or UNLOADED_S, queued_s)
     slow = d.slow_share
     if share is not None:
         slow += (share - slow) * min(1.0, dt_s)
     full = no_room or slow > MARK
-    if full != (d.full_s > 0):
-        full_s = dt_s if full else -dt_s
-    elif share is None:
-        full_s = d.full_s  # nobody saw whether it still is
-    else:
-        full_s = d.full_s + (dt_s if full else -dt_s)
-    own = pace is not None or is_in_force(limit_bytes, memory)
-    ticks = d.full_ticks if full else ()
+    # Of ticks without a sync nobody knows: only those in which it was seen count.
+    seen_s = dt_s if share is not None or full != (d.full_s > 0) else 0.0
+    full_s, room_s = (d.full_s + seen_s, 0.0) if full else (0.0, d.room_s + seen_s)
+    # Few syncs return from a full cache under a limit as found: what queued before one did counts,
+    # but not under a limit of ours.
+    queued = writes.queued and unknown and not own
+    ticks = d.full_ticks if queued or (full and not (own and d.room_s)) else ()
     # In its first second the cache still takes some; and a writer's own rate is not the disk's.
-    if full and full_s > 1.0 and (own or writes.held_back or writes.queued):
+    if queued or (full and full_s > 1.0 and (writes.held_back or writes.queued)):
         ticks = (*ticks, rate)[-_shown_ticks(dt_s):]
-    # Few syncs return from a full cache under a limit as found: what queued before one did counts.
-    queue = (*d.queue, rate)[-_shown_ticks(dt_s):]
-    if own or r is not None or not writes.queued:
-        queue = ()
-    # Not while the cache filled in a part of it: that was the link's rate.
-    if full and len(queue) == _shown_ticks(dt_s) and rate >= FELL * median_rate(queue):
-        ticks = queue
-    memory = with_first_flood(memory, writes.rate, dt_s)
-    d = replace(
+    return replace(
         d,
         rate=d.rate + (rate - d.rate) * weight,
         sync_rate=d.sync_rate + (sync.count / dt_s - d.sync_rate) * weight,
         slow_share=slow,
         full_s=full_s,
+        room_s=room_s,
         full_ticks=ticks,
-        queue=queue,
     )
-    if not own:
-        return _held_by_media(memory, d, limit_bytes, dt_s)
-    if r is None:
-        return replace(memory, drain=d)
-    fade = max(0.0, 1.0 - dt_s / PRICE_S)
-    lost, syncs = d.lost_s * fade, d.syncs * fade + sync.count
-    fell, full_rate = d.fell_s, d.full_rate
-    # Whether neither limit nor pace holds the flood: what is missing, the media have not taken.
-    by_media = pace is not None or lets_in(d, limit)
-    if writes.held_back and (pace is not None or (full and by_media)):
-        lost += max(1.0 - rate / r, 0.0) * dt_s
-    if full and writes.held_back:
-        if is_shown(d, dt_s):
-            if full_rate > r:
-                r += (full_rate - r) * min(1.0, dt_s / GAIN_S)
-            elif by_media:
-                # Nor does what syncs are known to cost.
-                left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
-                if pace is None:
-                    r += (full_rate - r) * min(1.0, dt_s / FADE_S)
-                else:
-                    left = min(left, pace)
-                counts = 1.0 if rate > DEEP * r else DEEP
-                fell = max(fell, 0.0) + counts * dt_s if rate < FELL * left else 0.0
-        if fell >= SHOWN_S:
-            r, fell, lost = min(d.rate, full_rate), 0.0, 0.0
-    elif full_s < -1.0:
-        # One that has shown itself faster is followed, as far as it goes, until it is full.
-        rises = fell <= -GAIN_S
-        if d.rate > (PAYS if rises else FASTER) * r:
-            fell -= dt_s
-            if fell <= -GAIN_S:
-                r, lost = d.rate, 0.0
-        elif not rises:
-            fell = 0.0
-    if full:
-        fell = max(fell, 0.0)
-    d = replace(d, lost_s=lost, syncs=syncs, fell_s=fell)
-    return replace(memory, drain=d, drain_rate=r)
 
 
-def _held_by_media(
-    memory: DeviceMemory, d: Drain, limit_bytes: int, dt_s: float
+def _in_room(d: Drain, r: float, dt_s: float) -> Tuple[Drain, float]:
+    """A rate far above R that lasts is a faster disk's, or a large cache fills: R is that."""
+    if d.room_s <= 1.0:
+        return d, r
+    d = replace(d, slower_s=0.0)
+    # One that has shown itself faster is followed, as far as it goes.
+    if d.rate > (FASTER if d.faster_s < GAIN_S else PAYS) * r:
+        d = replace(d, faster_s=d.faster_s + dt_s)
+        return (replace(d, lost_s=0.0), d.rate) if d.faster_s >= GAIN_S else (d, r)
+    return (replace(d, faster_s=0.0) if d.faster_s < GAIN_S else d), r
+
+
+def _while_full(
+    d: Drain, r: float, tells: Tells, rate: float, pace: Optional[float], dt_s: float
+) -> Tuple[Drain, float]:
+    """The median of a full cache is R where it is higher, and where it stays below that."""
+    d, full_rate = replace(d, faster_s=0.0), d.full_rate
+    if not is_shown(d, dt_s):
+        return d, r
+    if full_rate > r:
+        return d, r + (full_rate - r) * min(1.0, dt_s / SHOWN_S)
+    if tells is Tells.AT_LEAST:
+        return d, r
+    # Nor does what syncs are known to cost.
+    left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
+    if pace is None:
+        r += (full_rate - r) * min(1.0, dt_s / FADE_S)
+    else:
+        left = min(left, pace)
+    slower_s = 0.0
+    if rate < FELL * left:
+        slower_s = d.slower_s + (dt_s if rate > DEEP * r else DEEP * dt_s)
+    if slower_s < SHOWN_S:
+        return replace(d, slower_s=slower_s), r
+    return replace(d, slower_s=0.0, lost_s=0.0), min(d.rate, full_rate)
+
+
+def _under_limit_as_found(
+    memory: DeviceMemory, d: Drain, rate: float, limit_bytes: int, dt_s: float
 ) -> DeviceMemory:
     """`memory` with `d`, and R under a limit as found, or on the way down from there.
 
     Such a limit holds no flood: it is at least as large as the largest of a search for R.
     """
     r, full_rate = memory.drain_rate, d.full_rate
-    if not is_shown(d, dt_s) or limit_bytes < MOST_S * (r or full_rate):
-        return replace(memory, drain=d)
-    if r is None:
-        return shown(replace(memory, drain=d))
-    return replace(memory, drain=d, drain_rate=full_rate)
+    memory = replace(memory, drain=d)
+    if not d.full_s or not is_shown(d, dt_s) or limit_bytes < MOST_S * (r or full_rate):
+        return memory
+    if r is not None:
+        return replace(memory, drain_rate=full_rate)
+    # Not while the cache filled in a part of these seconds: that was the link's rate.
+    return shown(memory) if rate >= FELL * full_rate else memory
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:

@@ -19,32 +19,28 @@ class Drain:
     rate: float = 0.0  # the flusher's, smoothed; bytes per second
     sync_rate: float = 0.0  # smoothed
     slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
-    full_s: float = 0.0  # for so long in a row full, or, negative, not
+    full_s: float = 0.0  # for so long in a row full; 0 with room
+    room_s: float = 0.0  # for so long in a row with room; 0 while full
     full_ticks: Tuple[float, ...] = ()  # rates of the last seconds of a full cache, by tick
     # Of the last half minute: seconds of R that were lost while full, and syncs.
     lost_s: float = 0.0
     syncs: float = 0.0
-    fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: since a faster one's
-    queue: Tuple[float, ...] = ()  # as full_ticks, of queued ticks in a row
+    slower_s: float = 0.0  # for so long in a row at the rate of a slower disk
+    faster_s: float = 0.0  # with room, for so long in a row at the rate of a faster one
 
     @property
     def full_rate(self) -> float:
         """Median over the last seconds of a full cache; 0 without any."""
-        return median_rate(self.full_ticks)
+        ordered = sorted(self.full_ticks)
+        half = len(ordered) // 2
+        if not ordered:
+            return 0.0
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
     @property
     def price_s(self) -> float:
         """Seconds of R that a sync costs."""
         return self.lost_s / max(self.syncs, 1.0)
-
-
-def median_rate(ticks: Tuple[float, ...]) -> float:
-    """Bytes per second; 0 without any."""
-    ordered = sorted(ticks)
-    half = len(ordered) // 2
-    if not ordered:
-        return 0.0
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ class PaceTick:
     def _judge(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         """Whether syncs got faster, in windows of JUDGE_S; the problem if they did not."""
         # If the disk may have become slower, the measurement under the limit alone is out of date.
-        slower = any(self.memory.devices[want.name].drain.fell_s > 0 for want in self.wants)
+        slower = any(self.memory.devices[want.name].drain.slower_s > 0 for want in self.wants)
         if memory.in_force_s is None or slower or not (self.flooded and self.demand):
             return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
         if self.now_s < memory.under_s:
