@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Callable, Iterator, List, Sequence, Tuple
@@ -307,22 +306,6 @@ def test_begin_change_and_end_have_one_id(tmp_path: Path) -> None:
     # It is long: a screen shows the device.
     shown = render_history(folded([asdict(event) for event in events]))
     assert str(events[0].decision_id) not in shown and f"{FLOOD.device}: " in shown
-
-
-def test_a_file_of_the_release_before_is_read_and_gets_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    History(path).close(5.0)
-    kept(tmp_path, [FLOOD])
-    with sqlite3.connect(str(path)) as database:
-        for table in ("alerts", "fine", "coarse"):
-            database.execute(f"DROP TABLE {table}")
-        for name in ("commit_p50_s", "commit_p99_s", "commit_write_share"):
-            database.execute(f"ALTER TABLE events DROP COLUMN {name}")
-        database.execute("PRAGMA user_version=1")
-    assert read_alerts(path, 10) == []
-    kept(tmp_path, [FLOOD])
-    assert len(read_alerts(path, 10)) == 1
-    assert len(read_history(path)) == 2
 
 
 def test_status_says_which_route_is_dead() -> None:

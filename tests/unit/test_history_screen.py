@@ -12,14 +12,14 @@ from writebackd.cli.history import folded, render_history
 def event(wall_s: float, kind: str, **more: object) -> Dict[str, Any]:
     keys = (
         "device", "decision_id", "state", "limit_bytes", "background_bytes", "target_bytes",
-        "drain_rate", "write_rate", "fsync_p50_s", "fsync_p99_s",
+        "drain_rate", "write_rate", "commit_p50_s", "commit_p99_s",
     )  # fmt: skip
     return {"wall_s": wall_s, "kind": kind, **dict.fromkeys(keys), "text": "", **more}
 
 
 DECISION = event(
     1_717_200_725.0, "decision", device="sda", decision_id="sda-58", state="squeeze",
-    limit_bytes=32 << 20, target_bytes=4 << 20, write_rate=2.6e8, fsync_p99_s=0.047,
+    limit_bytes=32 << 20, target_bytes=4 << 20, write_rate=2.6e8, commit_p99_s=0.047,
     text="fsync is slow",
 )  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_states_that_come_and_go_are_folded_with_what_was_done_about_them() -> N
     steps = (DECISION, event(0.0, "action", text="x 1 -> 2"), back, back)
     found = [
         {**each, "wall_s": 1000.0 + 10 * turn + at, "limit_bytes": turn + 1 << 20,
-         "fsync_p99_s": 0.001 * turn}
+         "commit_p99_s": 0.001 * turn}
         for turn in range(5) for at, each in enumerate(steps[: 3 + turn % 2])
     ]  # fmt: skip
     entries = folded(found)

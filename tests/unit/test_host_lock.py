@@ -23,7 +23,7 @@ from writebackd.actuate import lock
 from writebackd.actuate.first_found import first_found
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import left_in_force
-from writebackd.actuate.lock import AlreadyRunning, take_lock
+from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli import client, ctl
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON
 from writebackd.kernel.vm import in_words
@@ -90,17 +90,6 @@ def test_the_lock_is_that_of_the_host_whose_limits_are_set(
     one.end()
     other.end()
     assert (host.limits, other.host.limits) == (DEFAULT, DEFAULT)
-
-
-def test_a_daemon_of_a_release_without_that_lock_is_seen(
-    host: FakeHost, make: MakeRig, tmp_path: Path
-) -> None:
-    there = host.path("/run/writebackd")
-    there.mkdir(parents=True)
-    held = take_lock(there)
-    with pytest.raises(AlreadyRunning):
-        make("two", host)
-    os.close(held)
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -346,42 +346,6 @@ def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers, path: Pa
     assert restore_from_ledger(files, path).status == "restored" and load(path) is None
 
 
-def test_ledger_of_the_version_without_levers_is_resolved(plain: FakeLevers, path: Path) -> None:
-    started(plain, path).apply(*PAIR)
-    body = json.loads(path.read_text())
-    assert body.pop("levers") == []
-    body["version"] = 1
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
-    following = Actuator(plain, path, "restore")
-    assert "adopted" in following.start()[0]
-    following.apply_settings((FLUSH,))
-    following.finish()
-    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-
-
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("way", ["adopted", "restored without the daemon"])
-def test_a_pace_in_the_ledger_of_a_release_that_knew_no_disk(
-    plain: FakeLevers, path: Path, way: str, same: bool
-) -> None:
-    """Its identity was the inode of the cgroup alone; it goes home after an upgrade too."""
-    hand = started(plain, path)
-    settle(hand, pace(5))
-    body = json.loads(path.read_text())
-    body["levers"][0]["identity"] = plain.inodes[CGROUPS + UNIT] + (not same)
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
-    if way == "adopted":
-        following = Actuator(plain, path, "restore")
-        assert (f"adopted pace {UNIT} 8:0=5" in following.start()) == same
-        settle(following)
-    else:
-        restore_from_ledger(plain, path)
-    assert plain.cgroups[UNIT]["8:0"]["wbps"] == ("max" if same else "5")
-    assert load(path) is None
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -14,7 +14,7 @@ import re
 import statistics
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -578,15 +578,3 @@ def test_a_loop_of_short_copies_is_one_culprit() -> None:
         host.second(syncs=2, latency_s=1.0, waiting=1, flood=3 * each, dirty=3 << 30, tasks=two)
     found = host.alerts[0].culprits
     assert {(each_.pid, each_.several) for each_ in found} == {(1, False), (2, False), (3, False)}
-
-
-def test_a_record_of_an_earlier_release_is_still_told() -> None:
-    culprit: Dict[str, Optional[object]] = {
-        "pid": 7, "comm": "dd", "cmdline": None, "cgroup": None, "unit": None, "container": None,
-        "dirty_rate": 1e6,
-    }  # fmt: skip
-    past = {
-        "name": "COLLAPSE", "device": "sda", "severity": "warning", "causes": ["device"],
-        "since": WALL_S, "end": WALL_S + 60.0, "summary": "slow", "culprits": [culprit],
-    }  # fmt: skip
-    assert "dd (pid 7) 977K/s" in render_alerts([], [past], [])

@@ -180,14 +180,12 @@ def test_show_effective_names_the_drop_in_that_a_value_is_from(run: Run, tmp_pat
 
 @pytest.mark.parametrize(
     ("reason", "pace"),
-    [("without pace, ...; best match", "off"), ("named by --policy", "on"), (None, "on")],
+    [("without pace, ...; best match", "off"), ("named by --policy", "on")],
 )
 def test_show_of_a_running_daemon_is_what_it_has(
-    run: Run, monkeypatch: pytest.MonkeyPatch, reason: Optional[str], pace: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, reason: str, pace: str
 ) -> None:
-    status = {"policy": "db-hwraid", "policy_reason": reason}
-    if reason is None:  # an older daemon
-        del status["policy_reason"]
+    status = {"policy": "db-hwraid", "policy_reason": reason, "policy_files": []}
     monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
     assert f"\npace = {pace}\n" in run("show", "--effective")[1]
     assert "\npace = on\n" in run("show", "--effective", "db-hwraid")[1]
@@ -203,7 +201,8 @@ def test_show_of_a_daemon_with_a_policy_of_its_own_is_of_its_files(
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "own" / name).write_text(text)
     policy = load_policy("default", tmp_path / "own")
-    status = {"policy": "default", "policy_files": list(policy.files)}
+    named = {"policy": "default", "policy_reason": "named by --policy"}
+    status = {**named, "policy_files": list(policy.files)}
     monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
     assert ctl.main(["policy", "show", "--effective"]) == GOOD
     out = capsys.readouterr().out
@@ -548,8 +547,6 @@ def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:
     lines = render_status(status, 80).splitlines()
     (line,) = [line for line in lines if line.startswith("policy ")]
     assert len(line) == 80 and line.endswith(".. (policy match)")
-    del status["policy_reason"]  # of an older daemon
-    assert "best match" not in render_status(status)
 
 
 def test_a_policy_says_nothing_of_how_it_was_chosen_when_compared() -> None:

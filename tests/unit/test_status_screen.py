@@ -345,12 +345,6 @@ def test_verify_screen(
     assert " ".join(render_verify(answer).split()) == text
 
 
-def test_a_daemon_without_levers_is_understood() -> None:
-    answer = through_json(status_json(samples.guard()))
-    del answer["levers"]
-    assert "levers" not in render_status(answer)
-
-
 def test_many_levers_leave_the_screen_to_the_devices() -> None:
     flood = samples.LEVERS[-1]
     many = tuple(replace(flood, target=f"/system.slice/job-{n}.service") for n in range(60))

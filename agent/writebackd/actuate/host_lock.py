@@ -22,7 +22,7 @@ from writebackd.actuate.first_found import (
 )
 from writebackd.actuate.ledger import write_whole
 from writebackd.actuate.ledger_restore import restore_left
-from writebackd.actuate.lock import LOOK_S, AlreadyRunning, hold, is_locked, take_lock
+from writebackd.actuate.lock import LOOK_S, AlreadyRunning, hold, take_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
@@ -101,8 +101,6 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
     if last == runtime_dir:
         _refuse_unknown(files, host_dir, runtime_dir)
         return
-    if is_locked(last):  # an earlier release, without a host lock
-        raise AlreadyRunning(f"writebackd is already running ({last}): stop it first")
     if not (last / LEDGER).exists():
         _refuse_unknown(files, host_dir, runtime_dir)
         return

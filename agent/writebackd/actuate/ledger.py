@@ -23,7 +23,6 @@ from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size
 from writebackd.types.levers import LeverKind, VmLimits
 
 _VERSION = 2
-_WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only
 ON_EXIT = ("restore", "keep")
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -258,10 +257,10 @@ def _checksum(body: Dict[str, Any]) -> str:
 
 def _parse(body: Dict[str, Any]) -> Ledger:
     version = body["version"]
-    if version not in (_WITHOUT_LEVERS, _VERSION):
+    if version != _VERSION:
         raise ValueError(f"version {version}, this release knows {_VERSION}")
     written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
-    levers = () if version == _WITHOUT_LEVERS else tuple(map(_lever, body["levers"]))
+    levers = tuple(map(_lever, body["levers"]))
     if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
         raise ValueError("on_exit or written is impossible")
     return Ledger(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from writebackd.actuate.ledger import LeverEntry
@@ -46,7 +45,7 @@ class LeverRegistry:
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Use the entries of a ledger unchanged."""
-        self.entries = {entry.lever: self._as_now(entry) for entry in entries}
+        self.entries = {entry.lever: entry for entry in entries}
         self._saved = self.all()
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
@@ -60,7 +59,7 @@ class LeverRegistry:
         self.adopted.clear()
         for lever in [entry.lever for entry in entries]:
             self.left.pop(lever, None)
-        for entry in map(self._as_now, entries):
+        for entry in entries:
             lever = entry.lever
             gone = lever_files.identity(self._files, lever) != entry.identity
             if gone and not lever_files.outlives(self._files, lever):
@@ -76,14 +75,6 @@ class LeverRegistry:
                 messages.append(f"{lever}={say(lever, current)} was set by another process")
         self._saved = tuple(entries)
         return tuple(messages)
-
-    def _as_now(self, entry: LeverEntry) -> LeverEntry:
-        """The entry; an older release's entry of a pace, which has no disk, gets one."""
-        identity = lever_files.identity(self._files, entry.lever) or 0
-        older = entry.lever.kind is LeverKind.PACE and entry.identity < 1 << 64 <= identity
-        if older and identity >> 64 == entry.identity:
-            return replace(entry, identity=identity)
-        return entry
 
     def forget_gone(self) -> None:
         """Drop levers of removed devices and cgroups, even if others have their names now."""

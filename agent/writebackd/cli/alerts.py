@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -194,9 +193,7 @@ def _why(alert: Json) -> str:
 
 
 def _who(culprit: Json) -> str:
-    # One that an earlier release kept has fewer fields.
-    known = {each.name: culprit[each.name] for each in fields(Culprit) if each.name in culprit}
-    return who(Culprit(**known))
+    return who(Culprit(**culprit))
 
 
 def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:

@@ -54,7 +54,7 @@ def _limit_title(why: Answer) -> str:
     if why["mode"] == "observe":
         goal = formats.size(limit["goal_bytes"])
         return f"limit {now}; enforce would set {goal} (policy {policy})"
-    if why.get("off") is not None:  # no such key in the answer of an older daemon
+    if why["off"] is not None:
         goal = formats.size(limit["goal_bytes"])
         return f"limit {now} (off); would set {goal} (policy {policy})"
     goes = heading(limit["limit_bytes"], limit["goal_bytes"])
@@ -72,7 +72,7 @@ def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -
     if device["mounts"]:
         title += "  " + clean(" ".join(device["mounts"]))[: max(0, width - 40)]
     lines = [title]
-    if device.get("verdict") is not None:  # no such key in the answer of an older daemon
+    if device["verdict"] is not None:
         lines += labelled("verdict", device["verdict"], width)
     lines += labelled("cause", device["reason"] or formats.UNKNOWN, width)
     lines += labelled("next", device["next"], width)
@@ -96,7 +96,7 @@ def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str
         if device["reason"]:
             lines += labelled("  why", device["reason"], width)
         lines += labelled("  disks", _disks(device), width)
-        for said in device.get("reported", ()):  # none in the answer of an older daemon
+        for said in device["reported"]:
             lines += labelled("  behind", _behind(said), width)
         for filesystem in device["filesystems"]:
             text = f"{filesystem['type']} on {filesystem['mount']} ({filesystem['devno']})"
@@ -116,12 +116,11 @@ def _behind(said: Answer) -> str:
         parts.append(f"{formats.size(said['dirty_bytes'])} dirty")
     if said["protection"] is not None:
         parts.append(f"battery {as_text(said['protection'])}")
-    parts += [f"not understood: {as_text(each)}" for each in said.get("unread", ())]
+    parts += [f"not understood: {as_text(each)}" for each in said["unread"]]
     if said["learn_s"] is not None:
         left_s = max(0.0, said["learn_s"] - said["time_s"])
         parts.append(f"next battery test in {formats.duration(left_s)}")
-    # None in the answer of an older daemon.
-    parts += [f"{name} {value}" for name, value in said.get("thresholds", {}).items()]
+    parts += [f"{name} {value}" for name, value in said["thresholds"].items()]
     for work in said["works"]:
         done = "" if work["share"] is None else f" {formats.percent(work['share'])} done"
         rate = "" if work["rate"] is None else f" at {formats.size(work['rate'])}/s"
@@ -157,7 +156,7 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         lines += wrapped(text, width, "  ", "")
     if lines:
         return "\n".join(lines)
-    written, levers = answer["written"], answer.get("levers", ())
+    written, levers = answer["written"], answer["levers"]
     if written is None and not levers:
         return "good: writebackd holds no limit"
     parts = []

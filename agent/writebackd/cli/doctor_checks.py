@@ -202,10 +202,10 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
             f"memory: {formats.size(status['self']['rss_bytes'])} resident, locked so that the"
             " daemon never waits for a disk (VmLck also counts mapped pages that were never used)",
         )
-        for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
+        for line in lever_lines(status["levers"]):
             yield "good", f"it sets {line}"
-        yield from small_caches(status.get("devices", ()), kernel_floor_bytes(host_info(files)))
-        lost = status["probe"].get("lost", ())
+        yield from small_caches(status["devices"], kernel_floor_bytes(host_info(files)))
+        lost = status["probe"]["lost"]
         yield from (("note", f"probe lost {each}") for each in lost)
         if not lost and status["probe"]["backend"] != "procfs":
             yield "good", "no probe event lost"
@@ -269,13 +269,13 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
 def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
     """Where measurements come from, and what those hooks do not see."""
     yield "good", f"block requests: {probe['request_hook'] or 'none'}"
-    fsync, better = probe["fsync_hook"], probe.get("passed_over")  # none in that of an older daemon
+    fsync, better = probe["fsync_hook"], probe["passed_over"]
     yield (
         "good" if fsync else "warning",
         f"fsync: {fsync or 'no hook, its latency is unknown'}{f'; {better}' if better else ''}",
     )
     yield from (("note", f"not visible: {each}") for each in probe["misses"])
-    yield from (("note", f"refused by this kernel: {each}") for each in probe.get("refused", ()))
+    yield from (("note", f"refused by this kernel: {each}") for each in probe["refused"])
 
 
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
@@ -283,7 +283,7 @@ def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     level, more = "warning", ""
     status = _answer(runtime_dir)
     if status is not None:
-        hidden = status.get("processes_unseen")
+        hidden = status["processes_unseen"]
     else:
         hidden = unseen(hiding(files))
         level, more = "note", "; not if systemd mounts a /proc for the unit, as version 252 does"

@@ -20,7 +20,6 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
-from writebackd.cli.commit_times import of_commits
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import (
@@ -257,7 +256,7 @@ def _decision(event: Answer, width: int, paint: Paint) -> List[str]:
         _known(event["limit_bytes"], formats.size).rjust(5),
         _known(event["target_bytes"], formats.size).rjust(6),
         _known(event["write_rate"], formats.size).rjust(6),
-        _known(of_commits(event, "{}_p99_s"), formats.milliseconds).rjust(7),
+        _known(event["commit_p99_s"], formats.milliseconds).rjust(7),
     ]
     who = as_text(event["decision_id"] or event["device"])
     cells = [moment(event["wall_s"]), "decision ", who.ljust(10), paint(state.ljust(9), state)]
@@ -287,7 +286,7 @@ def _repeats(events: Sequence[Answer]) -> str:
     text = f"x{len(events)} until {until}"
     if first["kind"] == "decision":
         limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
-        found = [of_commits(each, "{}_p99_s") for each in events]
+        found = [each["commit_p99_s"] for each in events]
         p99s = [p99_s for p99_s in found if p99_s is not None]
         if limits:
             ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))

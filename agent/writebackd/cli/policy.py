@@ -81,11 +81,10 @@ def show_(options: argparse.Namespace) -> int:
 def files_in_force(runtime_dir: Path) -> Sequence[str]:
     """Those that the running daemon has read, or would. Raises PolicyError or CommandError."""
     try:
-        status = request(runtime_dir, "status", timeout_s=1.0)
+        files: Sequence[str] = request(runtime_dir, "status", timeout_s=1.0)["policy_files"]
     except NoDaemon:
-        status = {}
-    files: Sequence[str] = status.get("policy_files", ())  # an older one does not tell
-    return files or in_force(runtime_dir, None).files
+        files = in_force(runtime_dir, None).files
+    return files
 
 
 def effective(runtime_dir: Path) -> str:
@@ -152,14 +151,13 @@ def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
         status = request(runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
         return _choose(runtime_dir, config_dir).policy
-    files = list(map(Path, status.get("policy_files", ())))
+    files = list(map(Path, status["policy_files"]))
     if files and config_dir is None:
         # By name it would not be found, or another, where it is a file or has its own directory.
         policy = load_files(str(status["policy"]), _still_there(files))
     else:
         policy = load_policy(str(status["policy"]), config_dir)
-    named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
-    return policy if named else without_unwanted_pace(policy)
+    return policy if status["policy_reason"] == NAMED else without_unwanted_pace(policy)
 
 
 def _still_there(files: Sequence[Path]) -> List[Path]:

@@ -17,6 +17,7 @@ from writebackd.cli.output import show_answer
 from writebackd.cli.status_screen import clean, moment
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy.parse import REMOVED
 from writebackd.policy.timetable import local_zone
 from writebackd.report.recorder import TapeError, read_tape
 from writebackd.report.replayer import Tally, replay
@@ -52,8 +53,10 @@ def policy_of(text: str) -> Policy:
     """The policy of a file's text. Raises PolicyError."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "recorded.conf"
-        # The file is called otherwise, and its name is a guard against copies.
-        lines = [line for line in text.splitlines() if not line.startswith("name =")]
+        # The file is called otherwise, and its name is a guard against copies.  Samples of an
+        # earlier release have keys that were removed.
+        left_out = ("name", *(key for _, key in REMOVED))
+        lines = [line for line in text.splitlines() if line.partition(" =")[0] not in left_out]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return load_policy(str(path))
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, TextIO, Tuple
 
 from writebackd import formats
-from writebackd.cli.commit_times import measured, notes, of_commits
+from writebackd.cli.commit_times import measured, notes
 
 Answer = Mapping[str, Any]  # of the daemon, or a part of it
 
@@ -95,18 +95,18 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     lines += [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
     for alert in status["alerts"]:
         lines += _alert_lines(alert, width, paint)
-    if status.get("policy_reason"):  # none in the answer of an older one
+    if status["policy_reason"]:
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", limit_line(status), width)
     before = _before_line(status["limits"])
     if status["mode"] == "observe" and status["limits"]["files"] != status["limits"]["original"]:
         before += "; changed since by another process, enforce starts from there"
     lines += labelled("before", before, width)
-    for number, line in enumerate(lever_lines(status.get("levers", ()))):
+    for number, line in enumerate(lever_lines(status["levers"])):
         lines += labelled("" if number else "levers", line, width)
     memory = status["memory"]
     dirty, writeback = formats.size(memory["dirty_bytes"]), formats.size(memory["writeback_bytes"])
-    clean_s = memory.get("time_to_clean_s")  # no such key in the answer of an older daemon
+    clean_s = memory["time_to_clean_s"]
     clean_in = "" if clean_s is None else f"; clean in {formats.duration(clean_s)}"
     lines += labelled("dirty", f"{dirty}, and {writeback} being written{clean_in}", width)
     elsewhere = [alert["summary"] for alert in status["alerts"]]
@@ -122,18 +122,16 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
         lines += labelled("writers", _dirtiers_line(status["dirtiers"]), width)
     if status["rivals"]:
         lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
-    lease = status.get("lease") or {}
-    if lease.get("watcher_pid") is not None:
+    lease = status["lease"]
+    if lease["watcher_pid"] is not None:
         lines += labelled("safety", _safety_line(lease), width)
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
 
 
 def verdict_lines(answer: Answer, width: int, paint: Paint) -> List[str]:
-    """The first line of `status` and `why`; an older daemon has none."""
-    verdict = answer.get("verdict")
-    if verdict is None:
-        return []
+    """The first line of `status` and `why`."""
+    verdict = answer["verdict"]
     return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
 
 
@@ -194,10 +192,10 @@ def headline(status: Answer) -> str:
     elif status["pin_bytes"] is not None:
         mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))}"
         mode += "; `writebackctl release` ends it)"
-    elif status.get("drain") is not None:  # no such key in the answer of an older daemon
+    elif status["drain"] is not None:
         drain = status["drain"]
         mode += f" (draining {clean(', '.join(drain['devices']))}{by_whom(drain)})"
-    elif status.get("trial") is not None:
+    elif status["trial"] is not None:
         mode += f" ({trial_words(status['trial'])})"
     return (
         f"writebackd: {mode}, policy {status['policy']}{in_window(status.get('window'))},"
@@ -278,8 +276,7 @@ def _before_line(limits: Answer) -> str:
 def _dirtiers_line(tasks: Sequence[Answer]) -> str:
     parts = []
     for task in tasks:
-        # No such key in the answer of an older daemon.
-        who = "several processes" if task.get("several") else task["pid"]
+        who = "several processes" if task["several"] else task["pid"]
         part = f"{task['comm']} ({who}) {formats.size(task['dirty_rate'])}/s"
         if task["device"]:
             part += f" on {task['device']}"
@@ -319,9 +316,9 @@ def _cost_line(status: Answer) -> str:
 
 def _cache_line(cache: Answer) -> str:
     """What was read from the cache, or how its behaviour and a tool's word agree; or nothing."""
-    if cache.get("fill_source") in (None, "estimate"):  # or an older daemon's
+    if cache["fill_source"] in (None, "estimate"):
         seen, said = cache["capacity_bytes"], [
-            each for each in cache.get("reported", ()) if each["capacity_bytes"]
+            each for each in cache["reported"] if each["capacity_bytes"]
         ]
         if seen is None or not said:
             return ""
@@ -384,10 +381,9 @@ _FIGURES = (
     _Figure("drain", 6, *_RATES, lambda device: formats.size(device["drain_rate"])),
     _Figure("writes", 6, *_RATES, lambda device: formats.size(device["write_rate"])),
     _Figure("fsyncs", 6, *_RATES, lambda device: formats.count(device["sync_rate"])),
-    _Figure("p50", 5, *_TIMES, lambda device: formats.milliseconds(of_commits(device, "{}_p50_s"))),
-    _Figure("p99", 5, *_TIMES, lambda device: formats.milliseconds(of_commits(device, "{}_p99_s"))),
-    # None in the answer of an older daemon.
-    _Figure("obj.", 5, *_TIMES, lambda device: formats.milliseconds(device.get("objective_s"))),
+    _Figure("p50", 5, *_TIMES, lambda device: formats.milliseconds(device["commit_p50_s"])),
+    _Figure("p99", 5, *_TIMES, lambda device: formats.milliseconds(device["commit_p99_s"])),
+    _Figure("obj.", 5, *_TIMES, lambda device: formats.milliseconds(device["objective_s"])),
 )
 # What a narrow terminal goes without, in this order, once there is no room for a mount point;
 # what is left is as wide as the narrowest.

@@ -19,7 +19,6 @@ from typing import (
 )
 
 from writebackd import formats
-from writebackd.cli.commit_times import of_commits
 from writebackd.cli.status_screen import urgency
 from writebackd.policy.units import UnitError, parse_size
 
@@ -97,7 +96,7 @@ class Top:
         self.p99 = {name: points for name, points in self.p99.items() if name in names}
         for device in status["devices"]:
             points = self.p99.setdefault(device["name"], deque(maxlen=KEPT))
-            points.append(of_commits(device, "{}_p99_s"))
+            points.append(device["commit_p99_s"])
 
     @property
     def devices(self) -> List[Answer]:
@@ -207,7 +206,7 @@ class Top:
 
 _SORT_KEYS: Dict[str, Callable[[Answer], Any]] = {
     "state": urgency,
-    "p99": lambda device: -(of_commits(device, "{}_p99_s") or 0.0),
+    "p99": lambda device: -(device["commit_p99_s"] or 0.0),
     "writes": lambda device: -(device["write_rate"] or 0.0),
     "commits": lambda device: -(device["sync_rate"] or 0.0),
     "name": lambda device: str(device["name"]),

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from writebackd import formats
-from writebackd.cli.commit_times import of_commits
 from writebackd.cli.io_waits import Wait
 from writebackd.cli.status_screen import clean, fit, headline, limit_line, mount_point
 from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
@@ -183,8 +182,8 @@ class View:
         fill = device["write_cache"]["fill"]
         points = list(top.p99.get(device["name"], ()))[-spark:]
         cells += [Text(state, _STYLES.get(state, "")), Text(formats.count(device["sync_rate"]))]
-        cells += [Text(formats.milliseconds(of_commits(device, "{}_p50_s")))] * bool(spark)
-        cells.append(Text(formats.milliseconds(of_commits(device, "{}_p99_s"))))
+        cells += [Text(formats.milliseconds(device["commit_p50_s"]))] * bool(spark)
+        cells.append(Text(formats.milliseconds(device["commit_p99_s"])))
         cells += [Text(self.sparkline(points).rjust(spark))] * bool(spark)
         cells.append(Text(formats.size(device["write_rate"])))
         cells += [Text(formats.size(device["drain_rate"]))] * bool(spark)

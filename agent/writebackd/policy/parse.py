@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 1 << 20
 # A wrong file (a log, an image) has an error in every line; nobody reads more than this.
 MAX_ERRORS = 100
 # Keys of an earlier release, with the section that they were in.
-_REMOVED = {
+REMOVED = {
     ("levers", "queue"): "short queues gained nothing beside a dirty limit",
     ("levers", "nr-requests"): "it belonged to `queue`",
     ("levers", "max-sectors"): "it belonged to `queue`",
@@ -171,8 +171,8 @@ def did_you_mean(word: str, known: Iterable[str], shape: str = "'{}'") -> str:
 def unknown_key(line: Assignment, known: Iterable[str]) -> str:
     """What to do about a key that its section does not have; ``known`` are those it has."""
     name, kind = units.shorten(line.key), line.section.partition(" ")[0]
-    if (line.section, line.key) in _REMOVED:
-        return f"{name} was removed: {_REMOVED[line.section, line.key]}: delete this line"
+    if (line.section, line.key) in REMOVED:
+        return f"{name} was removed: {REMOVED[line.section, line.key]}: delete this line"
     owner = next((key.section for key in KEYS if key.name == line.key), None)
     if owner is not None and kind in ("device", "window"):
         return f"{name} cannot be set per {kind}, only {', '.join(known)} can: move it to [{owner}]"

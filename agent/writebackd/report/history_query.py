@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import sqlite3
 from operator import attrgetter
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import (
-    ADDED,
     EVENT_COLUMNS,
     FIGURE_COLUMNS,
-    VERSION,
     Event,
     figures_from_row,
     is_event_row,
@@ -27,10 +24,6 @@ log = logging.getLogger(__name__)
 
 # What befell the host as a whole befell each of its devices.
 _OF_DEVICE = "(device = ? OR device IS NULL)"
-# Columns that a file of an earlier version does not have yet.
-_ADDED = re.compile(
-    r"\b(?:%s)\b" % "|".join(each.split()[0] for _, columns in ADDED.values() for each in columns)
-)
 
 
 class HistoryError(Exception):
@@ -51,7 +44,7 @@ def read_history(
     """
     where, values = _where(since_s, until_s, _OF_DEVICE, device)
     query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
-    rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),), 1)[0]
+    rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),))[0]
     whole = [row for row in reversed(rows) if is_event_row(row)]
     if len(whole) < len(rows):
         log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
@@ -66,7 +59,7 @@ def count_events(
 ) -> int:
     """How many `read_history` finds without a limit, damaged ones too. Raises HistoryError."""
     where, values = _where(since_s, until_s, _OF_DEVICE, device)
-    rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),), 1)[0]
+    rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),))[0]
     return int(rows[0][0]) if rows else 0
 
 
@@ -78,14 +71,14 @@ def read_figures(
 ) -> List[Figures]:
     """Rows of any part of `[since_s, until_s)`, oldest first: fine ones as far back as they go.
 
-    None from a file of a release that kept none. Raises HistoryError.
+    Raises HistoryError.
     """
     where, values = _where(since_s, until_s, "device = ?", device, "wall_s + span_s > ?")
     select = f"SELECT {', '.join(FIGURE_COLUMNS)} FROM {{}}{where} ORDER BY id"
     fine, coarse = (
         sorted(filter(None, map(figures_from_row, rows)), key=attrgetter("wall_s"))
         for rows in _rows(
-            path, tuple((select.format(table), values) for table in ("fine", "coarse")), 2
+            path, tuple((select.format(table), values) for table in ("fine", "coarse"))
         )
     )
     first_s = fine[0].wall_s if fine else math.inf
@@ -98,18 +91,17 @@ def known_devices(path: Path) -> List[str]:
     queries = tuple(
         (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
     )
-    # A file of version 1 has events only.
-    found = _rows(path, queries[:1], 1) + _rows(path, queries[1:], 2)
-    return sorted({row[0] for rows in found for row in rows if isinstance(row[0], str)})
+    found = [row[0] for rows in _rows(path, queries) for row in rows]
+    return sorted({name for name in found if isinstance(name, str)})
 
 
 def read_alerts(path: Path, limit: int) -> List[str]:
     """The last `limit` records of alerts, oldest first, each as the JSON that was kept.
 
-    None at all where the file is of a release that had no alerts. Raises HistoryError.
+    Raises HistoryError.
     """
     query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
-    rows = _rows(path, ((query, (limit,)),), 2)[0]
+    rows = _rows(path, ((query, (limit,)),))[0]
     return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
 
 
@@ -124,9 +116,9 @@ def _where(
 
 
 def _rows(
-    path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]], version: int
+    path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]]
 ) -> List[List[Tuple[Any, ...]]]:
-    """The answers to each query; empty where the file is of a version before `version`."""
+    """The answers to each query; empty where nothing was written to the file yet."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:
@@ -140,11 +132,8 @@ def _rows(
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
         try:
-            found = int(database.execute("PRAGMA user_version").fetchone()[0])
-            if found < version:
+            if not database.execute("PRAGMA user_version").fetchone()[0]:
                 return [[] for _ in queries]
-            if found < VERSION:
-                queries = [(_ADDED.sub("NULL", query), values) for query, values in queries]
             return [database.execute(query, values).fetchall() for query, values in queries]
         finally:
             database.close()

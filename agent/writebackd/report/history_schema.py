@@ -10,16 +10,8 @@ from typing import Mapping, Optional, Sequence, Tuple
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
 
-# 2 has the figures and the alerts, 3 the commits.  An older file gets them, a later one is set
-# aside.
+# A file of another version is set aside.
 VERSION = 3
-_FIGURES_OF_3 = ("oldest_commit_s REAL", "commits TEXT", "throttled_s REAL")
-# By table: since when it is there, and the columns that it has since version 3.
-ADDED = {
-    "events": (1, ("commit_p50_s REAL", "commit_p99_s REAL", "commit_write_share REAL")),
-    "fine": (2, _FIGURES_OF_3),
-    "coarse": (2, _FIGURES_OF_3),
-}
 _LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
 
 
@@ -54,14 +46,14 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
     " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
     " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL, " + ", ".join(ADDED["events"][1])
-    + ")",
+    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL, commit_p50_s REAL, commit_p99_s REAL,"
+    " commit_write_share REAL)",
     *(
         f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
         " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
         " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
         " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
-        f" latency TEXT NOT NULL, {', '.join(_FIGURES_OF_3)})"
+        " latency TEXT NOT NULL, oldest_commit_s REAL, commits TEXT, throttled_s REAL)"
         for table in ("fine", "coarse")
     ),
     "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"

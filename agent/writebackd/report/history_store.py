@@ -16,7 +16,6 @@ from typing import Dict, List, Optional, Tuple, Union
 
 from writebackd.report.device_figures import COARSE_S, Figures, fold
 from writebackd.report.history_schema import (
-    ADDED,
     EVENT_COLUMNS,
     FIGURE_COLUMNS,
     TABLES,
@@ -316,10 +315,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     # Never readable for all, not even while it is empty.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
-    # Its journal and what was set aside as well, which an earlier version made for all.
-    for ending in ("", "-*", ".damaged-*"):
-        for each in path.parent.glob(path.name + ending):
-            for_admins(each)
+    for_admins(path)
     database = sqlite3.connect(str(path), timeout=_RETRY_S)
     try:
         # No fsync of our own: it would count as the demand we are looking for,
@@ -330,16 +326,13 @@ def open_database(path: Path) -> sqlite3.Connection:
         # Rows are appended and dropped in order: SQLite's own 2 MB gain nothing.
         database.execute("PRAGMA cache_size=-256")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
-        if version > VERSION:
+        if version not in (0, VERSION):
             raise sqlite3.DatabaseError(f"version {version}, not {VERSION}")
         if not version and database.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise sqlite3.DatabaseError("another program's database")
-        if version < VERSION:
+        if not version:
             with database:
                 database.execute("BEGIN IMMEDIATE")
-                for name, (since, columns) in ADDED.items():
-                    for column in columns if 0 < since <= version else ():
-                        database.execute(f"ALTER TABLE {name} ADD COLUMN {column}")
                 for table in TABLES:
                     database.execute(table)
                 database.execute(f"PRAGMA user_version={VERSION}")

@@ -159,8 +159,7 @@ class Recorder:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
         self._begun_s, self._interned = sample.time_s, Interned()
         files = [(each, each.stat().st_size) for each in _files(self.directory)]
-        for each, _ in files:  # those of an earlier version as well
-            for_admins(each)
+        for_admins(path)
         total = sum(size for _, size in files)
         for each, size in files[:-1]:
             # Room for the one that begins: a tenth.

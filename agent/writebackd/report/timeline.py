@@ -16,7 +16,6 @@ from writebackd.report.history_schema import Event
 STATES = {
     "idle": "no sync demand",
     "guard": "sync demand, keeping a limit",
-    "squeeze": "older versions: a smaller limit",
     "probe": "trying a larger limit",
     "pace": "holding the flooding unit below the drain rate",
     "exhausted": "at the floor and still slow",
