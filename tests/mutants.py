@@ -278,8 +278,8 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "MAX_ANSWER_BYTES = 320 << 20"),
     ],
     "test_bursts_teach_nothing_of_the_disk": [
-        Mutant("estimate/drain.py", "    if not writes.flooded or sync is None:\n        if d.slow",
-               "    if sync is None:\n        if d.slow"),
+        Mutant("estimate/drain.py", "    if not writes.flooded or sample.sync is None:",
+               "    if sample.sync is None:"),
     ],
     "test_without_syncs_the_limits_are_as_found_within_seconds": [
         Mutant("tuning.py", "RELEASE_S = 5.0", "RELEASE_S = 50.0"),

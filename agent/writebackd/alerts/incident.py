@@ -32,7 +32,8 @@ def extended(
     The sums cover the last `window_s` to 2 x `window_s` seconds, or while the incident is younger
     all but its first tick.
     """
-    begun = _begun(view)
+    newer = None if incident is None or len(incident.ticks) == 1 else incident.newer
+    begun = newer or _begun(view)
     if incident is None:
         incident = begun
     elif len(incident.ticks) == 1:
@@ -42,7 +43,7 @@ def extended(
             flood_age_s=incident.flood_age_s, lasted_s=incident.lasted_s, good_s=incident.good_s,
             unwanted_s=incident.unwanted_s, ticks=incident.ticks,
         )  # fmt: skip
-    whole, newer = _added(incident, view), _added(incident.newer or begun, view)
+    whole, newer = _added(incident, view), _added(begun, view)
     if newer.seconds >= window_s:
         whole = replace(
             newer, began_s=incident.began_s, began_wall_s=incident.began_wall_s,
