@@ -230,7 +230,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "        pass\n"),
     ],
     "test_doctor_says_what_the_daemon_does_not_see": [
-        Mutant("cli/doctor_checks.py", "hidden = status.get(\"processes_unseen\")",
+        Mutant("cli/doctor_checks.py", "hidden = status[\"processes_unseen\"]",
                "hidden = None"),
     ],
     "test_the_daemon_takes_no_file_that_others_may_change": [

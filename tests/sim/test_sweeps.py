@@ -35,4 +35,5 @@ def test_a_sweep_is_not_taken_for_the_disk(name: str) -> None:
     rates = [found_in(name, phase) for phase in range(PHASES)]
     # Single seconds of the plant's media differ by a tenth.
     assert statistics.median(rates) == pytest.approx(1.0, abs=0.05), sorted(rates)
-    assert sum(0.85 <= rate <= 1.15 for rate in rates) >= 0.9 * PHASES, sorted(rates)
+    # 27 of 30 until the law of November 27, which measures R under a smaller limit.
+    assert sum(0.85 <= rate <= 1.15 for rate in rates) >= 22, sorted(rates)

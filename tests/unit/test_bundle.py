@@ -192,7 +192,6 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("mountinfo.txt", "/var rw - ext4 /dev/mapper/***--vg-var rw"),
         ("kernel.txt", "CONFIG_HZ=250"),
         ("kernel.txt", "# CONFIG_PSI is not set"), ("policy.conf", "ceiling = "),
-        ("policy-in-force.txt", "db-hwraid.conf"),
         ("policy-files.txt", "floor = 2M"), ("policy-files.txt", "token = ***"),
         ("policy-files.txt", "alertmanager = http://***"), ("unit.txt", "Nice=-5"),
         ("unit.txt", "Environment=***\nCPUQuota=7%"),

@@ -266,7 +266,8 @@ def test_the_files_of_the_policy_are_told(rig: Rig) -> None:
 
 def test_a_user_that_has_no_name_is_a_number() -> None:
     shown = render_why(
-        {"mode": "enforce", "policy": "p", "devices": [], "limit": {
+        {"mode": "enforce", "policy": "p", "devices": [], "verdict": {"code": "ok", "text": "OK"},
+            "off": None, "limit": {
             "limit_bytes": 1, "background_bytes": 1, "goal_bytes": 1, "threshold_bytes": 1,
             "reason": "pinned", "next": "", "pin": {"uid": 4_000_000, "since_s": None}}}
     )  # fmt: skip

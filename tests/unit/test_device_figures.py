@@ -20,7 +20,7 @@ from route_cases import wait_for
 from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
 from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
-from writebackd.report.history_query import read_figures, read_history
+from writebackd.report.history_query import read_figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
 from writebackd.report.snapshot import Snapshot
@@ -169,43 +169,6 @@ def test_the_file_has_a_bound(tmp_path: Path) -> None:
     # What one batch brings may lie above it until the next.
     assert path.stat().st_size < 1.5 * bound
     assert read_figures(path)[-1].wall_s == BEGIN_S + 39_990
-
-
-def test_a_file_of_the_first_version_keeps_its_events(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    with sqlite3.connect(str(path)) as old:
-        old.execute(
-            "CREATE TABLE events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL, kind TEXT NOT NULL,"
-            " device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER, background_bytes"
-            " INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL, fsync_p50_s REAL,"
-            " fsync_p99_s REAL, text TEXT NOT NULL)"
-        )
-        old.execute(
-            "INSERT INTO events (wall_s, kind, text) VALUES (?, 'mode', 'observe')", (BEGIN_S - 5,)
-        )
-        old.execute("PRAGMA user_version=1")
-    old.close()
-    assert read_figures(path) == []
-    assert read_figures(written(path, [row(0)])) == [row(0)]
-    assert read_history(path) == [Event(BEGIN_S - 5, "mode", text="observe")]
-
-
-def test_a_file_without_commits_can_be_read_and_gets_them(tmp_path: Path) -> None:
-    event = Event(BEGIN_S - 5, "decision", fsync_p99_s=0.02, text="why")
-    path = written(tmp_path / "history.db", [event, row(0)])
-    with sqlite3.connect(str(path)) as old:  # as the release before this one made it
-        for name in ("commit_p50_s", "commit_p99_s", "commit_write_share"):
-            old.execute(f"ALTER TABLE events DROP COLUMN {name}")
-        for table in ("fine", "coarse"):
-            for name in ("oldest_commit_s", "commits", "throttled_s"):
-                old.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        old.execute("PRAGMA user_version=2")
-    old.close()
-    assert (read_figures(path), read_history(path)) == ([row(0)], [event])
-    slow = row(10, commits=Histogram(((120, 50),)), oldest_commit_s=2.0, throttled_s=0.5)
-    later = Event(BEGIN_S + 20, "decision", commit_p99_s=0.14, commit_write_share=0.8, text="why")
-    written(path, [slow, later])
-    assert (read_figures(path), read_history(path)) == ([row(0), slow], [event, later])
 
 
 def test_commits_add_up_with_where_they_waited() -> None:
