@@ -84,8 +84,10 @@ def test_another_limit_in_force_is_told_and_changes_nothing_of_it() -> None:
 
 def test_while_the_cache_has_room_it_is_what_drains_of_what_the_device_takes() -> None:
     seen = flood(512.0, drain_rate=R)
-    assert step(4.0, seen, replace(ROOM, rate=512.0 * MB))[0] == pytest.approx(8.192)
-    assert step(4.0, seen, replace(ROOM, rate=128.0 * MB))[0] == pytest.approx(4.096)
+    now, rule, _ = step(4.0, seen, replace(ROOM, rate=512.0 * MB))
+    assert now == pytest.approx(8.192) and rule is Rule.FILLING
+    now, rule, _ = step(4.0, seen, replace(ROOM, rate=128.0 * MB))
+    assert now == pytest.approx(4.096) and rule is Rule.KNEE
     assert step(4.0, seen, replace(FULL, rate=512.0 * MB))[0] == pytest.approx(4.096)
 
 

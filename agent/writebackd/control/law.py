@@ -83,6 +83,8 @@ def follow(
             return law, Rule.COMING
         if times > 1.0:
             return law, Rule.SHORT
+        if knee > _within(r * bounds.delay_s, bounds):
+            return law, Rule.FILLING
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
         return replace(law, tried=(0.0, 0.0)), Rule.COMING

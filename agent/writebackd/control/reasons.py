@@ -15,7 +15,7 @@ STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
     Rule.OBSERVING: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
     Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.SHORT: DeviceState.PROBE,
-    Rule.FLOOR: DeviceState.GUARD,
+    Rule.FILLING: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
 }
 
 # The reason, without figures, and what the law does next.
@@ -34,6 +34,8 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
                    f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
     Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
+    Rule.FILLING: ("write cache has room, and takes more than the drain rate",
+                   "once it is full, the limit is what drains in the allowed delay"),
     Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate, or no"
                  " commit was slow",
                  f"every {CYCLE_S:g} s the limit rises, to {STRETCH:g} times what drains in the"

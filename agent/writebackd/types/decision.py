@@ -42,6 +42,7 @@ class Rule(Enum):
     SEEK = "seek"  # R unknown, a larger limit may raise the rate
     MEASURE = "measure"  # R unknown: it is measured once the cache is full
     KNEE = "knee"  # R known: what drains in the allowed delay
+    FILLING = "filling"  # the write cache has room, and takes more than R
     SHORT = "short"  # the flood got too little under that, or under a pace: larger
     FLOOR = "floor"  # a smaller limit is not allowed
     # of a pace
