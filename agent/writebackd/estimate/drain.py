@@ -253,9 +253,9 @@ def _while_full(
     d: Drain, r: float, tells: Tells, rate: float, pace: Optional[float], dt_s: float
 ) -> Tuple[Drain, float]:
     """The median of a full cache is R where it is higher, and where it stays below that."""
+    if not is_shown(d, dt_s):  # a faster disk's cache may be full for moments
+        return (replace(d, faster_s=0.0) if d.faster_s >= GAIN_S else d), r
     d, full_rate = replace(d, faster_s=0.0), d.full_rate
-    if not is_shown(d, dt_s):
-        return d, r
     if full_rate > r:
         return d, r + (full_rate - r) * min(1.0, dt_s / SHOWN_S)
     if tells is Tells.AT_LEAST:
