@@ -124,7 +124,7 @@ def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room()
     paces = []
     for keep in (0.9, 0.7):
         policy = replace(POLICY, objective=replace(POLICY.objective, keep_throughput=keep))
-        own, before = replace(POLICY.levers, pace_share=0.5), memory(full_s=-0.5)
+        own, before = replace(POLICY.levers, pace_share=0.5), memory(full_s=0.0)
         want, _ = decide_device(
             replace(policy, levers=own), OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), before,
             pace=0.9 * R,
