@@ -170,8 +170,9 @@ def booted(installed: Path) -> Iterator[System]:
                 said.seek(0)
                 assert process.poll() is None, said.read().decode(errors="replace")
                 for child in psutil.Process(process.pid).children():
-                    if child.name() == "systemd":
-                        with contextlib.suppress(AssertionError):
+                    # The first processes of the container end while they are looked at.
+                    with contextlib.suppress(AssertionError, psutil.NoSuchProcess):
+                        if child.name() == "systemd":
                             System(child.pid).run("systemctl", "is-active", TARGET)
                             return True
                 return False
