@@ -78,9 +78,6 @@ FELL = 0.9
 # occupies the media for 2 to 3 s, rather than a slower disk.  So a second of it counts as this
 # share of a second towards SHOWN_S.
 DEEP = 0.25
-# Multiple of R.  If the cache still has room after GAIN_S at this rate, the disk has become faster.
-# Few caches can absorb the additional 0.4 R for longer, and those fill up soon after.
-FASTER, GAIN_S = 1.4, 5.0
 # Seconds.  Time constant with which R falls to a slightly lower rate: part of the rate first
 # measured as R was the cache's.
 FADE_S = 60.0

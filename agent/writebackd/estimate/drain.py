@@ -4,7 +4,8 @@
 A write cache completes writes at link speed until it is full, so the highest rate seen is not what
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
 wait for the media once it has none.  So R is the flusher's rate under a full cache, also where the
-limit is the one as found.  No limit of ours lowers it: only a rate under a limit that lets in more
+limit is the one as found; and no less than what comes between two moments at which it is full.  No
+limit of ours lowers it: only a rate under a limit that lets in more
 than that counts against it; under a pace, a rate below the pace.
 
 What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
@@ -25,18 +26,15 @@ from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
     FADE_S,
-    FASTER,
     FELL,
     FLOOD_RATE,
     FOLLOW_S,
-    GAIN_S,
     HELD_BACK_SHARE,
     LETS_IN_S,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
     MOST_S,
-    PAYS,
     PRICE_S,
     QUEUED_BYTES,
     SHOWN_S,
@@ -147,7 +145,7 @@ class Tells(Enum):
     NOTHING = "the flood writes less than both the limit and the device allow"
     MEDIA = "all that the media take, less what syncs cost: R rises or falls"
     AT_LEAST = "the limit may hold the flood: R is that much or more"
-    ROOM = "what the cache takes, or a faster disk once that lasts"
+    ROOM = "what the cache takes"
 
 
 def what_it_tells(
@@ -179,7 +177,8 @@ def update_drain(
         if d.slow_share or d.full_s or d.room_s:
             ticks = () if d.room_s else d.full_ticks  # what queued before a pause has drained
             d = replace(
-                d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, room_s=0.0, full_ticks=ticks
+                d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0, room_s=0.0, full_ticks=ticks,
+                came=None,
             )
         return replace(memory, drain=d)
     if r is None:
@@ -191,6 +190,7 @@ def update_drain(
         return _under_limit_as_found(memory, d, writes.background_rate, limit_bytes, dt_s)
     if r is None:
         return replace(memory, drain=d)
+    d, r = _since_full(d, r, writes.background_rate, dt_s)
     tells = what_it_tells(writes, d, memory.law.limit_bytes or 0.0, pace)
     lost_s = d.lost_s * max(0.0, 1.0 - dt_s / PRICE_S)
     if writes.held_back and (pace is not None or tells is Tells.MEDIA):
@@ -198,7 +198,7 @@ def update_drain(
     syncs = d.syncs * max(0.0, 1.0 - dt_s / PRICE_S) + sample.sync.count
     d = replace(d, lost_s=lost_s, syncs=syncs)
     if tells is Tells.ROOM:
-        d, r = _in_room(d, r, dt_s)
+        d = replace(d, slower_s=0.0) if d.room_s > 1.0 else d
     elif tells is not Tells.NOTHING:
         d, r = _while_full(d, r, tells, writes.background_rate, pace, dt_s)
     return replace(memory, drain=d, drain_rate=r)
@@ -237,25 +237,24 @@ def _looked(
     )
 
 
-def _in_room(d: Drain, r: float, dt_s: float) -> Tuple[Drain, float]:
-    """A rate far above R that lasts is a faster disk's, or a large cache fills: R is that."""
-    if d.room_s <= 1.0:
-        return d, r
-    d = replace(d, slower_s=0.0)
-    # One that has shown itself faster is followed, as far as it goes.
-    if d.rate > (FASTER if d.faster_s < GAIN_S else PAYS) * r:
-        d = replace(d, faster_s=d.faster_s + dt_s)
-        return (replace(d, lost_s=0.0), d.rate) if d.faster_s >= GAIN_S else (d, r)
-    return (replace(d, faster_s=0.0) if d.faster_s < GAIN_S else d), r
+def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, float]:
+    """What came from one moment of a full cache to the next has drained: R is no less than that."""
+    if d.came is None:
+        return (replace(d, came=(0.0, 0.0)) if d.full_s else d), r
+    seconds, came = d.came[0] + dt_s, d.came[1] + rate * dt_s
+    if seconds >= SHOWN_S and 0.0 < d.full_s <= dt_s:
+        return replace(d, came=(0.0, 0.0)), max(r, came / seconds)
+    # A second of it shows R by its own rate.
+    return replace(d, came=(0.0, 0.0) if d.full_s > 1.0 else (seconds, came)), r
 
 
 def _while_full(
     d: Drain, r: float, tells: Tells, rate: float, pace: Optional[float], dt_s: float
 ) -> Tuple[Drain, float]:
     """The median of a full cache is R where it is higher, and where it stays below that."""
-    if not is_shown(d, dt_s):  # a faster disk's cache may be full for moments
-        return (replace(d, faster_s=0.0) if d.faster_s >= GAIN_S else d), r
-    d, full_rate = replace(d, faster_s=0.0), d.full_rate
+    if not is_shown(d, dt_s):
+        return d, r
+    full_rate = d.full_rate
     if full_rate > r:
         return d, r + (full_rate - r) * min(1.0, dt_s / SHOWN_S)
     if tells is Tells.AT_LEAST:

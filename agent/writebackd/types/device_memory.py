@@ -26,7 +26,8 @@ class Drain:
     lost_s: float = 0.0
     syncs: float = 0.0
     slower_s: float = 0.0  # for so long in a row at the rate of a slower disk
-    faster_s: float = 0.0  # with room, for so long in a row at the rate of a faster one
+    # Of the flood since its cache was last full: seconds, bytes.
+    came: Optional[Tuple[float, float]] = None
 
     @property
     def full_rate(self) -> float:
