@@ -158,16 +158,14 @@ def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_interrupted_at_any_point(step: str, name: str, before: Dict[str, str]) -> None:
-    dice = random.Random(4)
-    for _ in range(2):
-        process = run_until(name, step, dice.uniform(0, LONGEST_S[step] / 2))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)
-        process.wait(30)
-        assert left(name) == []
-        check_host(before)
+    process = run_until(name, step, random.Random(step).uniform(0, LONGEST_S[step] / 2))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+    process.wait(30)
+    assert left(name) == []
+    check_host(before)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
