@@ -49,9 +49,8 @@ CASES = [(scenario, contender, seed) for seed in range(3) for scenario, contende
     ("flood", "bfq"), ("several-databases", "agent"), ("bystanders", "static-15M"))]
 
 
-@pytest.mark.parametrize("scenario, contender, seed", [
-    CASES[0], *(pytest.param(*case, marks=pytest.mark.full("eight more runs of the lab, killed"))
-                for case in CASES[1:])])
+@pytest.mark.full("runs of the lab, killed; the gate has test_lab_clean.py")
+@pytest.mark.parametrize("scenario, contender, seed", CASES)
 def test_a_killed_run_is_removed(scenario: str, contender: str, seed: int, prefix: str,
                                  before: dict[str, str]) -> None:
     delay = random.Random(f"{scenario} {seed}").uniform(0.5, LONGEST_S)

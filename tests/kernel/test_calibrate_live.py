@@ -58,8 +58,7 @@ def used(disk: Scratch) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
-                         ids=["Ctrl-C", "SIGTERM", "kill -9"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
 def test_nothing_is_left_of_one_that_is_ended(
     disk: Scratch, runtime_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
 import subprocess
 import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
-from tests.lab import disks
-from tests.lab.disks import Control, Disk, check_setting, preset, presets, scaled_setting
-from tests.lab.remains import RigError, run
+from tests.lab.disks import Control, Disk, preset, presets
+from tests.lab.remains import run
 from tests.lab.rig import PLUGIN, TOP
 
 nbd: Any = pytest.importorskip("nbd", reason="apt-get install python3-libnbd")
@@ -177,22 +174,6 @@ def test_no_cache() -> None:
         assert near(8 * MIB / took, 40 * MIB)
 
 
-def test_each_scattered_block_takes_media_time_however_near_the_next_one_is() -> None:
-    def destaged(step: int) -> float:
-        with model(plain(scatter_us=5000)) as disk:
-            started = time.monotonic()
-            for i in range(60):
-                disk.write(i * step, bytes(BLOCK))
-            disk.drained()
-            return time.monotonic() - started
-
-    scattered_s, in_a_row_s = destaged(2 * BLOCK), destaged(BLOCK)
-    print(f"{scattered_s:.3f} {in_a_row_s:.3f}")
-    # All but the first, which may begin where the media stand already.
-    assert 0.95 * 59 * 0.005 < scattered_s < 0.6
-    assert in_a_row_s < 0.5 * scattered_s
-
-
 def test_threshold_destages_in_bursts() -> None:
     with model(plain(cache="32M", destage_high=0.5, destage_low=0.25)) as disk:
         disk.write_all(list(range(0, 15 * MIB, MIB)), bytes(MIB))
@@ -209,53 +190,6 @@ def test_threshold_destages_in_bursts() -> None:
         disk.drained()
 
 
-def is_held(disk: Model, what: Callable[[], object]) -> bool:
-    """Whether it waits for ever; if so it is let go."""
-    waits = threading.Thread(target=what)
-    waits.start()
-    waits.join(5)
-    held = waits.is_alive()
-    disk.set("destage_high", "0")
-    waits.join()
-    return held
-
-
-def test_a_full_cache_is_destaged_whatever_the_threshold() -> None:
-    # Pieces that leave some room, in which the next one does not fit.
-    with model(plain(cache="4M", destage_high=1)) as disk:
-        assert not is_held(disk, lambda: disk.write_all(
-            list(range(0, 15 * MIB, 3 * MIB)), bytes(3 * MIB), 1))
-
-
-def test_a_flush_does_not_wait_for_the_threshold() -> None:
-    with model(plain(destage_high=0.9, protected=False)) as disk:
-        disk.write(0, bytes(MIB))
-        assert not is_held(disk, disk.nbd.flush)
-
-
-def test_destage_by_time_goes_with_what_is_dirty() -> None:
-    with model(plain(cache="64M", destage_s=4)) as disk:
-        disk.write_all(list(range(0, 32 * MIB, MIB)), bytes(MIB))
-        first = disk.get()["fill"]
-        time.sleep(1)
-        second = disk.get()["fill"]
-        assert near(first - second, first / 4, 0.3)  # 8 MB/s of 40
-        disk.drained()
-
-
-def test_capacity_changes_in_mid_run() -> None:
-    with model(plain(cache="1M", rate="64K")) as disk:  # 1 s until there is any room
-        disk.write_all(list(range(0, MIB, BLOCK * 16)), bytes(BLOCK * 16))
-        waits = threading.Thread(target=disk.write_all,
-                                 args=(list(range(4 * MIB, 8 * MIB, MIB)), bytes(MIB)))
-        waits.start()
-        time.sleep(0.1)
-        assert disk.get()["waiters"] > 0
-        disk.set("cache", "16M")
-        waits.join(0.5)
-        assert not waits.is_alive() and disk.get()["waiters"] == 0
-
-
 def test_flush_waits_only_where_the_cache_is_not_protected() -> None:
     took = {}
     for protected in (True, False):
@@ -270,36 +204,6 @@ def test_flush_waits_only_where_the_cache_is_not_protected() -> None:
             disk.nbd.flush()  # of nothing, or of what is protected
             assert time.monotonic() - started < 0.1
     assert took[True] < 0.1 and near(took[False], 0.4, 0.4)
-
-
-def test_flush_waits_for_all_that_is_on_its_way() -> None:
-    with model(plain(seek_us=200000, protected=False, spindles=2)) as disk:
-        for offset in (512 * MIB, 256 * MIB):  # on the same spindle
-            disk.write(offset, bytes(BLOCK))
-        started = time.monotonic()
-        disk.nbd.flush()
-        assert time.monotonic() - started > 0.3
-
-
-def test_flush_has_an_end_beside_a_flood() -> None:
-    with model(plain(rate="20M", cache="4M", protected=False)) as disk:
-        flood = list(range(0, 40 * MIB, MIB // 4))
-        other = nbd.NBD()
-        other.connect_unix(str(disk.control.path.with_name("nbd")))
-        writer = threading.Thread(target=disk.write_all, args=(flood, bytes(MIB // 4)))
-        writer.start()
-        time.sleep(0.3)
-        took = []
-        for _ in range(3):
-            started = time.monotonic()
-            other.flush()
-            took.append(time.monotonic() - started)
-        assert writer.is_alive()
-        writer.join()
-        other.shutdown()
-        print(took)
-        # What was dirty is 4 MB, that is 0.2 s; all of the flood would be 2 s.
-        assert 0.1 < max(took) < 0.8
 
 
 # Reads
@@ -319,29 +223,6 @@ def test_reads_hit_what_is_dirty_and_what_was_used_last() -> None:
         assert min(miss, gone) > 0.01
         assert max(hit, dirty, destaged) < 0.008
         assert disk.get()["read_hits"] == 3
-
-
-def test_reads_compete_with_destaging() -> None:
-    with model(plain(seek_us=3000, rate="20M", read_cache="0")) as disk:
-        alone = disk.sequential()
-        other = nbd.NBD()
-        other.connect_unix(str(disk.control.path.with_name("nbd")))
-        stop = threading.Event()
-
-        def read() -> None:
-            for offset in scattered(10000):
-                if stop.is_set():
-                    return
-                other.pread(BLOCK, offset)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        beside = disk.sequential(256 * MIB)
-        stop.set()
-        reader.join()
-        other.shutdown()
-        print(f"{alone / MIB:.1f} {beside / MIB:.1f}")
-        assert beside < 0.8 * alone
 
 
 # The media
@@ -385,15 +266,6 @@ def test_parity_prefers_whole_stripes() -> None:
     assert near(whole, 80 * MIB, 0.35)
     assert partly < 0.5 * whole
     assert in_parts < 0.1 * at_once
-
-
-def test_parity_is_read_before_less_than_a_stripe_is_written() -> None:
-    took = {}
-    for parity in (0, 2):
-        with model(plain(cache="0", spindles=4, chunk="64K", parity=parity, seek_us=5000)) as disk:
-            took[parity] = sum(disk.write(offset, bytes(BLOCK)) for offset in scattered(30))
-    print(took)
-    assert near(took[2] / took[0], 2)
 
 
 def test_parity_stripes_are_complete() -> None:
@@ -440,17 +312,6 @@ def test_writing_fills_the_drive_and_trimming_empties_it() -> None:
         state = disk.get()
         assert state["bytes_discarded"] > 0
         assert state["bytes_dirtied"] == state["bytes_destaged"] + state["bytes_discarded"]
-
-
-def test_garbage_collection_swings() -> None:
-    with model(plain(fill=1.0, gc_start=0.5, gc_floor=0.5, gc_swing_s=0.2)) as disk:
-        seen = []
-        for _ in range(40):
-            seen.append(disk.get()["drain_rate"])
-            time.sleep(0.02)
-    assert set(seen) == {20 * MIB, 40 * MIB}
-    assert seen[0] == 20 * MIB
-    assert 2 <= sum(one != other for one, other in zip(seen, seen[1:])) <= 5
 
 
 def test_compressible_data_is_cheaper() -> None:
@@ -543,78 +404,6 @@ def test_neighbour_takes_room_and_rate(kind: str) -> None:
         assert near(disk.sequential(128 * MIB, 4 * MIB), alone)
 
 
-def test_random_neighbour_makes_the_media_seek() -> None:
-    destaged = {}
-    for kind in ("sequential", "random"):
-        with model(plain(seek_us=2000, neighbour="20M", neighbour_kind=kind)) as disk:
-            before = disk.get()["bytes_destaged"]
-            time.sleep(0.5)
-            destaged[kind] = disk.get()["bytes_destaged"] - before
-    print(destaged)
-    assert 0 < destaged["random"] < 0.6 * destaged["sequential"]
-
-
-# Control socket and data file
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Model]:
-    """One disk for tests that change nothing."""
-    with model(PLAIN) as disk:
-        yield disk
-
-
-@pytest.mark.parametrize("line, reason", [
-    ("get it", "there are"), ("", "there are"), ("set", "there are"), ("set rate", "set KEY VALUE"),
-    ("set rate 1M 2M", "set KEY VALUE"), ("set colour red", "no setting colour"),
-    ("set rate fast", "not a size"), ("set rate -5", "not a size"), ("set rate 0", "from 1"),
-    ("set rebuild 1.5", "from 0 to 0.99"), ("set rebuild nan", "not a number"),
-    ("set mode both", "writeback or writethrough"), ("set size 1G", "cannot be changed"),
-    ("set iops 1.5", "not a whole number"), ("set stall 1e9", "from 0 to 600"),
-])
-def test_bad_commands_are_refused(shared: Model, line: str, reason: str) -> None:
-    with pytest.raises(RigError, match=reason):
-        shared.control._ask(line)
-
-
-def test_control_survives_what_clients_do(shared: Model) -> None:
-    path = str(shared.control.path)
-    shared.set("rate", "40M")
-    flood = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
-    for client in flood:
-        client.connect(path)
-        client.settimeout(5)
-    flood[-1].sendall(b"\0\xff" * 500)
-    assert b"too long" in flood[-1].recv(1000)
-    flood[-2].sendall(b"ge")
-    flood[-2].sendall(b"t\nget\n")
-    answer = b""
-    while answer.count(b"\n") < 2:
-        answer += flood[-2].recv(65536)
-    for client in flood:
-        client.close()
-    with Control(shared.control.path) as control:
-        assert control.get()["settings"]["rate"] == 40 * MIB
-    shared.control.close()  # the twenty drove it out
-    assert shared.control.fill() == 0
-    assert shared.process.poll() is None
-
-
-def test_control_of_a_disk_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(RigError, match="does not answer"):
-        Control(tmp_path / "control").get()
-
-
-@pytest.mark.parametrize("argument, reason", [
-    ("spindles=0", "from 1 to 64"), ("chunk=6000", "multiple of 4096"), ("size=0", "size must be"),
-    ("parity=2", "at least 2 spindles"), ("colour=red", "no setting colour"),
-])
-def test_disks_that_cannot_be(shared: Model, argument: str, reason: str, tmp_path: Path) -> None:
-    done = subprocess.run(["nbdkit", "--unix", str(tmp_path / "nbd"), str(PLUGIN), argument,
-                           "--run", "true"], capture_output=True, text=True)
-    assert done.returncode and reason in done.stderr
-
-
 @pytest.mark.parametrize("name", sorted(presets()))
 @pytest.mark.parametrize("factor", [1.0, 0.1])
 def test_every_preset_is_a_disk(name: str, factor: float) -> None:
@@ -625,31 +414,3 @@ def test_every_preset_is_a_disk(name: str, factor: float) -> None:
         assert state["settings"]["cache"] == state["capacity"] == wanted.cache_bytes
         disk.write(0, NOISE[:BLOCK])
         assert disk.nbd.pread(BLOCK, 0) == NOISE[:BLOCK]
-
-
-@pytest.mark.parametrize("text, reason", [
-    ("rate = 1M", "no section"), ("[a]\n[a]", "already exists"), ("[a]\nrate", "parsing errors"),
-    ("[a]\n\nspeed = 1M", r"\[a\]: a disk has no speed"),
-    ("[a]\nrate = 1M\nrate = 2M", "'rate' in section 'a' already exists"),
-    ("[a]\n# why\nrate = fast", "rate: 'fast'"), ("[a", "no section"),
-    ("[a]\nprotected = maybe", "protected: "), ("[a]\nseek_us = 1.5", "seek_us: "),
-    ("[a]\nrebuild = half", "rebuild: "), ("[a]\nmode = both", "mode: "),
-])
-def test_errors_of_the_preset_file(text: str, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.conf"
-    path.write_text(text)
-    with pytest.raises(RigError, match=f"x.conf: .*{reason}"):
-        presets(path)
-
-
-def test_settings_as_scenarios_write_them() -> None:
-    assert preset("raid-512M-bbu") == Disk()
-    with pytest.raises(RigError, match="no disk floppy: take one of"):
-        preset("floppy")
-    check_setting("stall", "2")
-    for key, value in (("speed", "1"), ("size", "1G"), ("rate", "fast"), ("stall", "long")):
-        with pytest.raises(RigError, match=key):
-            check_setting(key, value)
-    assert scaled_setting("rate", "250M", 0.1) == str(25 * MIB)
-    assert scaled_setting("seek_us", "100", 0.1) == "100"
-    assert set(disks._FIXED) < set(PLAIN.__dict__)

@@ -23,7 +23,7 @@ from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.kernel.child_process import Job, Run
 
-STALL_S = 32.0
+STALL_S = 28.0
 # How long the flooded disk hangs as well, in the middle of that.
 BOTH_S = 8.0
 # A tick is due every second; answers to questions and a busy host take their part.

@@ -18,8 +18,8 @@ import pytest
 from tests.lab import host
 from tests.lab.disks import Disk
 from tests.lab.loads.own import make_file
-from tests.lab.remains import LAB, Remains, RigError, names
-from tests.lab.rig import SIGNALS, Rig, main
+from tests.lab.remains import LAB, Remains, RigError
+from tests.lab.rig import Rig, main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
 
@@ -156,98 +156,16 @@ def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
     print("\n".join(seen))
 
 
-@pytest.mark.parametrize("after", range(1, 7))  # two processes, three signals each
-def test_killed_between_two_signals(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark, ours = f"WRITEBACKD_TEST={os.getpid()}.", str(86400 + os.getpid())
-    shell = start_unmarked(mark, f"env -i sleep {ours}; :")
-    wait_until_unmarked(mark, 1)
-    real, sent = os.kill, 0
-
-    def kill(pid: int, how: int) -> None:
-        nonlocal sent
-        real(pid, how)
-        sent += 1
-        if sent == after:
-            raise KeyboardInterrupt  # here the caller is killed
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "kill", kill)
-        host.stop(mark, signal.SIGTERM, 5)
-    time.sleep(0.1)  # whoever has been told to end does
-    assert host.stop(mark, signal.SIGTERM, 5) == []
-    shell.wait()
-    assert sleepers(ours) == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_loop_does_not_start_one_more_that_nobody_finds(how: signal.Signals) -> None:
-    mark, ours = f"WRITEBACKD_TEST={os.getpid()}.", str(86400 + os.getpid())
-    shells = [start_unmarked(mark, f"while :; do env -i sleep {ours}; done") for _ in range(8)]
-    for _ in range(2):
-        wait_until_unmarked(mark, 8)
-    assert host.stop(mark, how, 10) == []
-    for shell in shells:
-        shell.wait()
-    assert sleepers(ours) == []
-
-
-def start_unmarked(mark: str, script: str) -> subprocess.Popen[bytes]:
-    """A shell with the mark, and a script that starts what has none."""
-    name, _, value = mark.partition("=")
-    return subprocess.Popen(["sh", "-c", script], env=dict(os.environ, **{name: value}))
-
-
-def wait_until_unmarked(mark: str, wanted: int) -> None:
-    deadline = time.monotonic() + 10
-    while sum(not any(host.environ(pid)) for pid in host.marked(mark)) < wanted:
-        assert time.monotonic() < deadline
-
-
-def sleepers(seconds: str) -> List[str]:
-    """Processes that still sleep for so long; they are ended, or the next test would see them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes() == b"sleep\0%s\0" % seconds.encode():
-                found.append(str(path))
-                os.kill(int(path.parts[2]), signal.SIGKILL)
-    return found
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_interrupted_at_any_point(step: str, name: str, before: Dict[str, str]) -> None:
-    dice = random.Random(4)
-    for _ in range(2):
-        process = run_until(name, step, dice.uniform(0, LONGEST_S[step] / 2))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)
-        process.wait(30)
-        assert left(name) == []
-        check_host(before)
-
-
-def test_failed_mkfs(name: str, before: Dict[str, str], tmp_path: Path,
-                     monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mkfs.xfs").write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
-    (tmp_path / "mkfs.xfs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(RigError, match="no such luck"):
-        Rig(name, "xfs", SMALL).__enter__()
+    process = run_until(name, step, random.Random(step).uniform(0, LONGEST_S[step] / 2))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+    process.wait(30)
     assert left(name) == []
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
     check_host(before)
-
-
-@pytest.mark.parametrize("suffix", [".new", ".lock"])
-def test_half_made_state(suffix: str, name: str) -> None:
-    LAB.mkdir(mode=0o700, exist_ok=True)
-    (LAB / f"{name}{suffix}").write_text('{"token": "12')
-    assert name in names()
-    assert main(["clean", name]) == 0
-    assert left(name) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])

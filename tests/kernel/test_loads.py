@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -15,7 +14,6 @@ from tests.lab import host
 from tests.lab.disks import Disk
 from tests.lab.loads import KINDS, worker
 from tests.lab.loads.base import Load, Measured, Place
-from tests.lab.loads.fuse import Fuse
 from tests.lab.loads.options import parsed
 from tests.lab.rig import Rig
 
@@ -201,66 +199,3 @@ def test_kind(rig: Rig, case: str) -> None:
     assert processes(rig) == []
     for path in load.files():
         os.truncate(path, 0)
-
-
-def test_a_flood_pauses_in_phase_with_its_start(rig: Rig) -> None:
-    load = KINDS["dd"](place_on(rig, "periods"), parsed(KINDS["dd"], size="128M", on="400ms",
-                                                        off="600ms"))
-    load.prepare()
-    load.start()
-    written: List[Tuple[float, int]] = []
-    deadline = time.monotonic() + 3.2
-    while time.monotonic() < deadline:
-        written.append((time.monotonic(), load.counters().bytes or 0))
-        time.sleep(0.02)
-    load.stop()
-    begun = next(when for when, size in written if size > 0)
-    grown = {True: 0, False: 0}
-    for (when, size), (_, after) in zip(written, written[1:]):
-        grown[0.45 < (when - begun) % 1 < 0.9] += max(0, after - size)
-    print(f"{grown[True] / 1e6:.0f} MB in off times, {grown[False] / 1e6:.0f} MB in on times")
-    assert grown[False] > 50 * MIB
-    # The write under way when it is halted goes on to its end.
-    assert grown[True] < 0.1 * grown[False]
-
-
-@pytest.mark.full("the lab's own loads")
-def test_a_second_load_goes_on_with_the_files_of_the_first(rig: Rig) -> None:
-    """As in a scenario with several spans: only the first one prepares."""
-    for kind, options in (("job", {"size": "8M"}), ("pgbench", {"scale": "1"})):
-        place = place_on(rig, f"again-{kind}")
-        first = KINDS[kind](place, parsed(KINDS[kind], **options))
-        ops = measure(first).ops
-        first.stop()
-        second = KINDS[kind](place, parsed(KINDS[kind], **options))
-        second.start()
-        second.open(1)
-        time.sleep(1)
-        measured = second.close()
-        second.stop()
-        assert measured.bytes or measured.ops
-        assert ops is None or measured.ops is None or measured.ops < ops
-    assert processes(rig) == []
-
-
-def test_fuse_has_dirty_pages_of_its_own_within_one_percent(rig: Rig) -> None:
-    load = Fuse(place_on(rig, "overlay"), parsed(Fuse, size="32M"))
-    load.prepare()
-    load.start()
-    device = os.stat(load.mountpoint).st_dev
-    bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
-    assert (bdi / "max_ratio").read_text() == "1\n"
-    assert load.server is not None
-    time.sleep(0.5)
-    # With its server halted it takes what fits into memory, 1 % of the 16 MB and some
-    # error of the kernel's counters; without that limit it would be 5 MB.
-    os.kill(load.server.pid, signal.SIGSTOP)
-    before = load.counters().bytes
-    time.sleep(0.5)
-    after = load.counters().bytes
-    os.kill(load.server.pid, signal.SIGCONT)
-    assert before is not None and after is not None
-    print(f"{(after - before) >> 10} kB dirty at the most")
-    assert 0 < after - before < MIB
-    load.stop()
-    assert not load.mountpoint.is_mount()

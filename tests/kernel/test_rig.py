@@ -137,22 +137,6 @@ def test_nbd_devices_of_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
             process.wait()
 
 
-def test_nested_rigs(name: str, limits: Dict[str, int]) -> None:
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    changed = {**limits, "dirty_bytes": 64 * MIB, "dirty_ratio": 0}
-    with Rig(f"{name}-outer", "xfs", SMALL):
-        host.write_limits(changed)
-        with Rig(f"{name}-inner", "ext4", SMALL) as inner:
-            # `clean` may take a killed run's rigs in any order.
-            assert inner.remains.state["limits"] == limits
-        assert host.read_limits() == changed, "the outer rig still runs under them"
-        assert left(f"{name}-inner") == []
-        assert [signal.getsignal(number) for number in SIGNALS] != handlers
-    assert host.read_limits() == limits
-    assert left(name) == []
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
-
-
 def test_nested_rigs_interrupted(name: str, limits: Dict[str, int]) -> None:
     handlers = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(SystemExit):
@@ -162,26 +146,6 @@ def test_nested_rigs_interrupted(name: str, limits: Dict[str, int]) -> None:
     assert host.read_limits() == limits
     assert left(name) == []
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
-
-
-def test_a_signal_during_take_down_waits_for_its_end() -> None:
-    interrupts = Interrupts()
-    interrupts.begin()
-    interrupts.hold()
-    signal.raise_signal(signal.SIGINT)  # cuts nothing short
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.end()
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
-    interrupts = Interrupts()
-    interrupts.begin()
-    signal.raise_signal(signal.SIGHUP)
-    interrupts.hold()
-    signal.raise_signal(signal.SIGHUP)
-    interrupts.end()
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_second_signal_does_not_cut_the_unwinding_short() -> None:

@@ -12,6 +12,7 @@ they say.  With -v each host has a line.  `constants` takes half and double of e
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -170,6 +171,20 @@ def compare(
     backgrounds: Sequence[float] = (),
 ) -> Found:
     """`backgrounds`: shares of the limit that the sweep tries beside a half."""
+    scenario, (idle, fixed) = host(seed), sweep(seed, tuple(backgrounds))
+    default, runs = fixed["default"], {**fixed}
+    best = max((name for name in runs if name != "default"), key=lambda name: score(runs[name]))
+    for name, limit in (("16M/8M", 16 * MB), ("knee", int(KNEE_S * scenario.disks[0].drain))):
+        runs[name] = bench.judge(bench.run(scenario, limit=limit, seed=seed), idle, default)
+    for name, make in laws.items():
+        runs[name] = bench.judge(
+            bench.run(scenario, policy=policy, seed=seed, law=make()), idle, default)
+    return Found(scenario, runs, best, allowed(scenario, idle, default))
+
+
+@functools.lru_cache(maxsize=None)
+def sweep(seed: int, backgrounds: Tuple[float, ...] = ()) -> Tuple[Run, Mapping[str, Run]]:
+    """The host without a flood; and under the default limits and each fixed pair."""
     scenario = host(seed)
     idle = bench.run(scenario, seed=seed, flooded=False)
     default = bench.run(scenario, seed=seed)
@@ -181,13 +196,7 @@ def compare(
             runs[f"{megabytes}M/{share:.0%}"] = bench.judge(
                 bench.run(scenario, limit=megabytes * MB, seed=seed,
                           background=int(share * megabytes * MB)), idle, default)
-    best = max((name for name in runs if name != "default"), key=lambda name: score(runs[name]))
-    for name, limit in (("16M/8M", 16 * MB), ("knee", int(KNEE_S * scenario.disks[0].drain))):
-        runs[name] = bench.judge(bench.run(scenario, limit=limit, seed=seed), idle, default)
-    for name, make in laws.items():
-        runs[name] = bench.judge(
-            bench.run(scenario, policy=policy, seed=seed, law=make()), idle, default)
-    return Found(scenario, runs, best, allowed(scenario, idle, default))
+    return idle, runs
 
 
 def table(

@@ -155,6 +155,7 @@ def test_of_the_labs_disks_it_is_right(name: str) -> None:
     assert share >= (0.84 if name == "battery-gone" else 0.95)
 
 
+@pytest.mark.xdist_group("judge")
 def test_of_drawn_disks_it_is_right_or_says_that_it_is_not() -> None:
     rates: List[float] = []
     caches: List[float] = []
@@ -175,9 +176,8 @@ def test_of_drawn_disks_it_is_right_or_says_that_it_is_not() -> None:
             share = share_of_best(disk, seed, calibration.wait_s, result.limit_bytes)
             shares.append(share)
             swept = drawn.compare(seed, POLICY, {})
-            idle = bench.run(scenario, seed=seed, flooded=False)
-            run = bench.judge(bench.run(scenario, limit=result.limit_bytes, seed=seed), idle,
-                              bench.run(scenario, seed=seed))
+            run = bench.judge(bench.run(scenario, limit=result.limit_bytes, seed=seed),
+                              drawn.sweep(seed)[0], swept.runs["default"])
             own["waves" if drawn.in_waves(scenario) else "steady floods"].append(
                 drawn.score(run) / drawn.score(swept.runs[swept.best]))
         print(told(scenario.name, disk, result, share))

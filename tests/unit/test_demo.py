@@ -13,15 +13,12 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 import pytest
 
 from checkout import ROOT
-from html_tree import Tree, corners, paths
-from tests.lab import agent, demo, ground, own_disk, screenshots
+from html_tree import Tree, corners
+from tests.lab import agent, demo, ground, own_disk
 from tests.lab.ground import OWN, Ground
-from tests.lab.loads.base import Measured
-from tests.lab.phases import Demo, Result
 from tests.lab.remains import RigError
 from tests.lab.report.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
 from tests.lab.rig import Rig
-from tests.lab.screen import HEAD, Row, render_row
 from writebackd.types.storage import Device
 
 GB = 1 << 30
@@ -52,52 +49,7 @@ def test_the_picture_has_the_moments_at_which_flood_and_agent_begin() -> None:
     assert [each.own for each in root.all("text", "said")] == ["alone", "default", "agent"]
 
 
-def test_the_picture_tells_the_agent_s_time_from_the_one_before() -> None:
-    root = Tree(drawn()).root
-    before, after = paths(root, "without"), paths(root, "with")
-    assert len(before) == len(after) == 3  # fsync, limit, throughput
-    border = LEFT + 0.4 * (WIDTH - RIGHT - LEFT)
-    assert max(x for line in before for x, _ in corners(line)) == pytest.approx(border, abs=0.2)
-    assert min(x for line in after for x, _ in corners(line)) == pytest.approx(border, abs=0.2)
-    # A second without a figure is a gap, and nothing is drawn at 0.
-    assert before[0].count("M") == 2
-    assert min(y for _, y in corners(after[0])) > min(y for _, y in corners(before[0]))
-
-
-def test_the_picture_is_a_file_of_its_own_for_light_and_dark_pages() -> None:
-    text = drawn(600)
-    ET.fromstring(text)
-    assert "prefers-color-scheme: dark" in text and "by a &lt;command&gt;" in text
-    assert len(text) < 60_000 and "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert text == drawn(600)
-
-
 # ---- screenshots -------------------------------------------------------
-
-
-def test_the_last_whole_frame_of_top_becomes_an_image_that_loads_nothing() -> None:
-    frames = [f"\x1b[1mwritebackd: {word}\x1b[0m\n\nDEVICE \x1b[32mguard\x1b[0m <{word}>\n"
-              for word in ("first", "second", "third, half of")]
-    frame = screenshots.last_frame("\n".join(frames))
-    assert "second" in frame and "first" not in frame and "third" not in frame
-    image = screenshots.terminal(frame, "a title")
-    words = "".join(ET.fromstring(image).itertext()).replace("\u00a0", " ")
-    assert "a title" in words and "<second>" in words
-    assert "url(\"" not in image and "font-face" not in image
-    with pytest.raises(RigError, match="showed nothing: no daemon"):
-        screenshots.last_frame("no daemon at all")
-
-
-def test_the_plot_of_a_report_becomes_an_image() -> None:
-    page = ('<html><style>p{}</style><figure><svg viewBox="0 0 960 300" role="img"'
-            ' aria-label="a &gt; b"><text>dirty limit</text><rect class="hover" x="1">'
-            "<title>1&#10;2</title></rect></svg></figure><svg viewBox=\"0 0 1 1\"></svg></html>")
-    root = ET.fromstring(screenshots.plot_of(page))
-    assert root.attrib["width"] == "960" and root.attrib["aria-label"] == "a > b"
-    assert [each.attrib["class"] for each in root.iter() if each.tag.endswith("rect")] == ["card"]
-    assert "prefers-color-scheme:dark" in "".join(root.itertext())
-    with pytest.raises(RigError, match="no figures"):
-        screenshots.plot_of("<html></html>")
 
 
 PICTURES = ROOT / "docs" / "img"
@@ -265,23 +217,3 @@ def test_it_ends_when_the_disk_took_what_it_may(monkeypatch: pytest.MonkeyPatch)
 
 
 # ---- the table ---------------------------------------------------------
-
-
-def test_the_table_has_rate_waits_and_what_the_flood_got() -> None:
-    row = Row(Measured(15.0, rate=776.0, p99=0.015, max=0.21), 245e6, 15 << 20, False)
-    line = render_row("agent", row, Row(Measured(15.0, rate=2810.0), None, 0, False))
-    assert line.split()[-9:] == ["776", "27.6", "%", "15", "210", "245", "MB/s", "15", "MB"]
-    assert len(line) == len(HEAD) <= 77
-    assert render_row("idle", Row(Measured(15.0, rate=1.0), None, GB, True), None).endswith("*")
-
-
-def test_a_disk_that_nobody_knows_has_no_bounds() -> None:
-    results = {name: Result(name, Measured(10.0, rate=rate), device, flood, GB)
-               for name, rate, device, flood in (("default", 0.0, 6e6, 4e6),
-                                                 ("agent", 20.0, 3e6, 1e6))}
-    own = demo.verdicts(results, modelled=False)
-    assert [each.ratio for each in own] == [200.0, 0.5, 0.25]
-    assert all(each.good for each in own)
-    # The flood's own rate has no bound: what syncs write is not lost.
-    assert [each.good for each in demo.verdicts(results, modelled=True)] == [True, False, True]
-    assert len(Demo.PHASES) == 4 and len(Demo.RESCUE) == 3

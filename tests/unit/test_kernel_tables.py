@@ -73,16 +73,6 @@ def test_a_cell_says_yes_only_where_all_passed(outcomes: "list[str]", cell: str)
     assert row[2:] == ["not run"] * (len(CLAIMS) - 1) + [cell]
 
 
-def test_instructions_are_shown_where_they_were_counted() -> None:
-    table = kernel_tables.cost({
-        "x": record(io_instructions={"full rate": 273}), "y": record("7.2.1"),
-        "z": record("6.12.0", io_instructions={"full rate": 251, "each timed": 300}),
-    })  # fmt: skip
-    assert table.splitlines()[0::2] == ["| kernel | full rate | each timed |",
-                                        "| 6.1 (Debian x) | 273 | not run |"]
-    assert table.splitlines()[3:] == ["| 6.12 (Debian x) | 251 | 300 |"]
-
-
 def test_a_skip_is_fair_only_for_what_the_kernel_lacks() -> None:
     outcomes = {"m.t": {"1": PASSED, "2": "skipped: no bdi", "3": "skipped: no raid10",
                         "4": "failed: no bdi", "5": "refused: fentry"}}  # fmt: skip
@@ -90,33 +80,6 @@ def test_a_skip_is_fair_only_for_what_the_kernel_lacks() -> None:
         "m.t[3] skipped: no raid10", "m.t[4] failed: no bdi"
     ]
     assert len(records.unexpected(outcomes, [])) == 3
-
-
-def test_figures_of_a_flood_are_shown_as_measured() -> None:
-    table = kernel_tables.flood({
-        "x": record(probe="procfs", fsync_hook=None, flood={"dirty, MB": 181.0, "rest, s": 15.4}),
-        "y": record("7.2.1"),
-    })  # fmt: skip
-    assert table.splitlines()[0::2] == ["| kernel | dirty, MB | rest, s |",
-                                        "| 6.1 (Debian x, no probe) | 181 | 15.4 |"]
-
-
-def test_only_what_is_between_the_marks_is_made_anew() -> None:
-    page = "a\n<!-- table: skipped -->\nold\n<!-- end of table -->\nb\n"
-    outcomes = {"m.t": {"1": "skipped: no a|b", "2": "skipped: no a|b", "3": PASSED}}
-    text = kernel_tables.filled(page, {"x": record(outcomes=outcomes)})
-    assert text == (
-        "a\n<!-- table: skipped -->\n| kernel | why | tests |\n| --- | --- | --- |\n"
-        "| 6.1 (Debian x) | skipped: no a\\|b | 2 |\n<!-- end of table -->\nb\n"
-    )
-    assert kernel_tables.filled(text, {"x": record(outcomes=outcomes)}) == text
-
-
-def test_properties_of_several_runs_are_in_one_record() -> None:
-    more = JUNIT.replace('value="a"', 'value="c"').replace("storage_cases", "cost_cases")
-    outcomes, properties = records.of_junit(JUNIT, more)
-    assert properties == {"miss": ["a", "b", "c", "b"]}
-    assert {"storage_cases.test_syncs_are_exact", "cost_cases.test_syncs_are_exact"} <= {*outcomes}
 
 
 def test_records_come_back_with_the_oldest_kernel_first(

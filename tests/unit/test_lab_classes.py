@@ -9,16 +9,13 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from tests.lab import classes, contenders, scenario
-from tests.lab.bench import inputs, plan
-from tests.lab.classes import BY_POLICY, CLASSES, Class, Task, judge, planned, table
+from tests.lab import contenders, scenario
+from tests.lab.classes import BY_POLICY, CLASSES, Class, Task, judge
 from tests.lab.report.evaluation import Check, Contender
 from tests.lab.report.evaluation import Scenario as Scored
-from tests.lab.run import Conditions, policy_options
-from writebackd.policy import list_policies, load_policy
+from writebackd.policy import list_policies
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CONDITIONS = Conditions("native", 1.0, "test", 8 << 30, "test")
 
 
 def test_every_shipped_policy_has_a_class_of_its_own_scenario() -> None:
@@ -33,43 +30,6 @@ def test_every_shipped_policy_has_a_class_of_its_own_scenario() -> None:
 def test_a_policy_says_which_scenario_shows_it(each: Class) -> None:
     text = (CHECKOUT / "policies" / f"{each.policy}.conf").read_text(encoding="utf-8")
     assert f"`{each.scenario}`" in text.split("[policy]", 1)[0]
-
-
-def test_all_classes_natively_take_twelve_minutes() -> None:
-    assert sum(job.seconds for job in planned(CLASSES, "native", 1)) <= 12 * 60
-
-
-def test_a_changed_policy_makes_the_runs_of_its_class_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def of(name: str) -> str:
-        job, = plan([scenario.load("etcd")], "native", (name,), 1)
-        return inputs(job, CONDITIONS)
-
-    monkeypatch.setattr("tests.lab.bench.digest", lambda *patterns: "|".join(patterns))
-    assert len({of("agent"), of("agent-as-etcd"), of("agent-as-desktop")}) == 3
-    seen: List[str] = []
-    monkeypatch.setattr("tests.lab.bench.digest",
-                        lambda *patterns: seen.extend(patterns) or "")  # type: ignore[func-returns-value]
-    of("agent-as-etcd")
-    assert "policies/etcd.conf" in seen and "policies/default.conf" not in seen
-
-
-def test_a_disk_may_stand_for_one_of_another_driver(tmp_path: Path) -> None:
-    desktop = contenders.named("agent-as-desktop")
-    assert policy_options(desktop, tmp_path) == ["--policy", "desktop"]
-    _, name, _, config = policy_options(desktop, tmp_path, {"loop7": "usb-storage"})
-    policy = load_policy(name, Path(config))
-    assert policy.for_device("loop7", "7:7").ceiling_bytes == 48 << 20
-    assert policy.for_device("loop8", "7:8").ceiling_bytes == 512 << 20
-    etcd = contenders.named("agent-as-etcd")
-    assert policy_options(etcd, tmp_path, {"loop7": "usb-storage"}) == ["--policy", "etcd"]
-    # So may one of the agent with the policy that hosts have without being asked.
-    _, config = policy_options(contenders.named("agent"), tmp_path, {"loop7": "nvme"})
-    assert load_policy("default", Path(config)).for_device("loop7", "7:7").rest_bytes == 64 << 20
-    _, config = policy_options(contenders.named("agent-global"), tmp_path / "2", {"loop7": "nvme"})
-    policy = load_policy("default", Path(config))
-    assert policy.for_device("loop7", "7:7").rest_bytes == 64 << 20 and not policy.levers.per_device
 
 
 # ---- verdicts ----------------------------------------------------------------
@@ -131,17 +91,3 @@ def test_what_a_scenario_expects_of_its_class_counts_and_of_others_does_not() ->
 def test_a_missing_run_is_no_verdict() -> None:
     assert judge(PROTECT, scored(PROTECT, 0.01, None)).good is None
     assert judge(PROTECT, Scored("etcd")).good is None
-
-
-def test_the_table_has_a_line_for_each_class_also_without_runs() -> None:
-    lines = table(CLASSES, [])
-    assert [line.split()[0] for line in lines[1:]] == [each.policy for each in CLASSES]
-    assert all(line.endswith("open; not measured") for line in lines[1:])
-
-
-def test_a_class_that_is_none_is_told_with_those_that_there_are(
-    capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        classes.main(["etc"])
-    assert "no class etc; there are default db-hwraid" in capsys.readouterr().err

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 import pytest
 
-from tests.lab.loads import KINDS, copies, flood, postgres, redis, stats, sysbench, tool, worker
-from tests.lab.loads.base import Load, Measured, Place
+from tests.lab.loads import KINDS, postgres, redis, stats, sysbench, worker
+from tests.lab.loads.base import Place
 from tests.lab.loads.flood import Dd
-from tests.lab.loads.options import parsed, positive, size_or_auto, whole
+from tests.lab.loads.options import parsed
 from tests.lab.loads.own import Told
 from tests.lab.loads.sync import Fsync
-from tests.lab.loads.tool import Tool
-from tests.lab.loads.writers import Memory, Writer
+from tests.lab.loads.writers import Writer
 from tests.lab.remains import RigError
 
 MIB = 1 << 20
@@ -43,37 +40,6 @@ def test_defaults_of_every_kind_are_read(kind: str) -> None:
     assert KINDS[kind].KIND == kind
 
 
-@pytest.mark.parametrize("parser, text", [
-    (whole, "-1"), (whole, "1.5"), (whole, ""), (whole, "٣"), (positive, "0"),
-    (size_or_auto, "0"), (size_or_auto, "Auto"), (size_or_auto, "15 MB"),
-    (Fsync.OPTIONS["method"][0], "sync"), (Writer.OPTIONS["rate"][0], "10M"),
-])
-def test_wrong_options_are_refused(parser: Any, text: str) -> None:
-    with pytest.raises(ValueError, match="."):
-        parser(text)
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(RigError, match="dd has no option blocksize"):
-        parsed(Dd, blocksize="1M")
-
-
-@pytest.mark.parametrize("kind, given, match", [
-    ("dd", {"pattern": "random"}, "file=allocated"),
-    ("dd", {"bs": "3M"}, "power of two"),
-    ("dd", {"size": "8T"}, "do not fit"),
-    ("fsync", {"block": "1M", "size": "64K"}, "smaller than block"),
-    ("rsync", {"size": "1M"}, "smaller than source"),
-    ("job", {"size": "8T"}, "do not fit"),
-    ("memory", {"leave": "64M"}, "at least 128 MB"),
-    ("read", {"block": "512"}, "multiple of 4K"),
-])
-def test_options_that_cannot_work_together(place: Place, kind: str, given: Dict[str, str],
-                                           match: str) -> None:
-    with pytest.raises(RigError, match=match):
-        KINDS[kind](place, parsed(KINDS[kind], **given)).prepare()
-
-
 def test_sizes_and_byte_rates_scale_and_counts_do_not(place: Place) -> None:
     small = Place(place.directory, place.runtime, place.spawn, scale=0.1)
     job, = Writer(small, parsed(Writer, size="100M", rate="8M/s", block="8K")).jobs()
@@ -83,16 +49,6 @@ def test_sizes_and_byte_rates_scale_and_counts_do_not(place: Place) -> None:
     jobs = Fsync(small, parsed(Fsync, rate="100/s", threads="4")).jobs()
     assert [each["interval"] for each in jobs] == [0.04] * 4
     assert len({each["seed"] for each in jobs}) == 4
-
-
-def test_auto_is_beyond_the_default_limit_whatever_the_limit_is(place: Place) -> None:
-    def files() -> int:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return sum(int(fields[name].split()[0]) << 10
-                   for name in ("MemFree", "Active(file)", "Inactive(file)"))
-    one, = Dd(place, parsed(Dd, size="auto")).commands(0)
-    size = int(next(word for word in one if word.startswith("count="))[6:]) * MIB
-    assert size == pytest.approx(0.25 * files(), rel=0.05)
 
 
 # Commands of floods
@@ -110,67 +66,6 @@ def test_dd_rounds(place: Place) -> None:
     many = Dd(place, parsed(Dd, size="200M", writers="4"))
     assert [job["commands"][0][4] for job in many.jobs()] == ["count=50"] * 4
     assert len(many.files()) == 4
-
-
-@pytest.mark.parametrize("data, share", [("zero", 1.0), ("compressible", 0.5), ("random", 0.0)])
-def test_source_data(tmp_path: Path, data: str, share: float) -> None:
-    path = tmp_path / "source"
-    flood.make_source(path, MIB + 5000, data, seed=1)
-    content = path.read_bytes()
-    assert len(content) == MIB + 5000
-    assert content.count(0) / len(content) == pytest.approx(share, abs=0.01)
-    pages = [content[at:at + 2048] for at in range(0, MIB, 2048)]
-    assert sum(not any(half) for half in pages) / len(pages) == share
-
-
-def test_a_job_has_a_new_file_in_every_window_and_counts_its_sync(place: Place) -> None:
-    job = copies.Job(place, parsed(copies.Job, size="4M"))
-    job.prepare()
-    job.start()
-    for window in (1, 2):
-        job.open(1)
-        measured = job.close()
-        assert job.files() == [place.directory / f"window-{window}"]
-        assert job.files()[0].stat().st_size == 4 * MIB
-        assert measured.bytes == 4 * MIB and measured.byte_rate
-        assert measured.byte_rate == pytest.approx(4 * MIB / measured.elapsed)
-        assert job.counters().bytes == 4 * MIB
-    commands = job.jobs()[0]["commands"]
-    assert commands[-1] == ["sync", "--file-system", str(place.directory)]
-    job.stop()
-
-
-# The worker's clock and memory
-
-def test_pace_makes_up_for_a_stall_but_not_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    slept: List[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    pace = worker.Pace(0.1)
-    for _ in range(10):
-        pace.wait()
-    assert now[0] == pytest.approx(101)
-    now[0] += 30  # a stall
-    slept.clear()
-    for _ in range(100):
-        pace.wait()
-    assert sum(delay == 0 for delay in slept) == pytest.approx(10, abs=1)
-
-
-def test_periods_count_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [663.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    periods = worker.Periods(5, 6)
-    left = []
-    for now[0] in (663.0, 667.0, 671.0, 672.5, 678.0):
-        left.append(periods.left())
-    assert left == [pytest.approx(each) for each in (5.0, 1.0, -3.0, -1.5, 1.0)]
-    assert worker.Periods(5, 0).left() is None
 
 
 def test_told_is_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,24 +110,6 @@ def test_an_operation_in_flight_counts_by_its_age() -> None:
     assert (nothing.rate, nothing.mean, nothing.p99, nothing.cdf) == (0, None, None, [])
 
 
-def test_distribution_is_short_and_ends_at_one() -> None:
-    values = sorted(float(n) for n in range(100000))
-    curve = stats.distribution(values)
-    assert len(curve) <= 100
-    assert curve[-1] == (99999.0, 1.0)
-    assert (98999.0, 0.99) in curve
-    assert curve == sorted(curve)
-
-
-def test_bins() -> None:
-    bins = [(1.0, 90.0), (2.0, 9.0), (3.0, 1.0)]
-    assert [stats.quantile_of_bins(bins, share) for share in (0.5, 0.9, 0.95, 0.99, 1)] == [
-        1.0, 1.0, 2.0, 2.0, 3.0]
-    assert stats.distribution_of_bins(bins) == [(1.0, 0.9), (2.0, 0.99), (3.0, 1.0)]
-    assert stats.quantile_of_bins([], 0.5) is None
-    assert stats.distribution_of_bins([]) == []
-
-
 # What tools say
 
 FILEIO = """\
@@ -273,46 +150,6 @@ def test_sysbench_fileio() -> None:
     assert measured.series == [8277.99, 1610.61]
     assert measured.cdf[-1] == pytest.approx((24.827e-3, 1.0))
     assert measured.extra == {"reads_per_s": 0, "writes_per_s": 5657.87, "fsyncs_per_s": 5657.87}
-
-
-OLTP = """\
-[ 1s ] thds: 4 tps: 683.21 qps: 13690.22 (r/w/o: 9586.95/2732.85/1370.42) lat (ms,95%): 11.45 \
-err/s: 0.00 reconn/s: 0.00
-[ 2s ] thds: 4 tps: 798.51 qps: 15983.26 (r/w/o: 11192.19/3194.05/1597.03) lat (ms,95%): 9.39 \
-err/s: 0.00 reconn/s: 0.00
-Latency histogram (values are in milliseconds)
-       value  ------------- distribution ------------- count
-       5.099 |****************************************  2900
-      45.793 |*                                        11
-
-SQL statistics:
-    transactions:                        2911   (726.21 per sec.)
-    queries:                             58220  (14524.12 per sec.)
-
-General statistics:
-    total time:                          4.0081s
-    total number of events:              2911
-
-Latency (ms):
-         min:                                    1.05
-         avg:                                    5.50
-         max:                                   45.63
-         95th percentile:                       10.46
-"""
-
-
-def test_sysbench_oltp() -> None:
-    measured = sysbench.of_output(OLTP)
-    assert (measured.ops, measured.series) == (2911, [683.21, 798.51])
-    assert measured.rate == pytest.approx(726.3, abs=0.1)
-    assert measured.p99 == pytest.approx(5.099e-3)
-    assert measured.extra == {"transactions_per_s": 726.21, "queries_per_s": 14524.12}
-
-
-@pytest.mark.parametrize("said", ["", "FATAL: unable to connect", FILEIO[:600]])
-def test_sysbench_that_says_something_else(said: str) -> None:
-    with pytest.raises(RigError, match="not as expected"):
-        sysbench.of_output(said)
 
 
 PGBENCH_LOG = """\
@@ -357,73 +194,6 @@ def test_pgbench() -> None:
     with pytest.raises(RigError, match="not as expected"):
         postgres.of_log([], "connection to server failed")
 
-
-# Tools that do not end, or end badly
-
-class Slow(Tool):
-    KIND = "slow"
-    SCRIPT = "echo 3; echo 2; exec sleep 60"
-
-    def prepare(self) -> None:
-        pass
-
-    def command(self, seconds: int) -> List[str]:
-        return ["sh", "-c", self.SCRIPT]
-
-    def result(self, output: str) -> Measured:
-        return Measured(elapsed=1.0, ops=len(output.split()))
-
-    def series(self, output: str) -> List[float]:
-        return [float(word) for word in output.split()]
-
-
-def test_a_tool_that_is_stuck_is_killed_and_counts_as_far_as_it_came(
-        place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "LATE_S", 0.2)
-    started: List[subprocess.Popen[bytes]] = []
-
-    def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        started.append(place.spawn(argv, **options))
-        return started[-1]
-    load: Load = Slow(replace(place, spawn=spawn), {})
-    load.start()
-    load.open(0.3)
-    time.sleep(0.2)
-    assert load.counters().ops == 5
-    measured = load.close()
-    assert started[0].wait(5) == -signal.SIGKILL
-    load.stop()
-    load.stop()
-    assert measured.ops == 5 and 0.5 <= measured.elapsed < 5
-    assert measured.rate == pytest.approx(5 / measured.elapsed)
-    monkeypatch.setattr(Slow, "SCRIPT", "exec sleep 60")
-    load.open(0.3)
-    stuck = load.close()
-    load.stop()
-    assert stuck.ops == 0 and stuck.inflight_age == stuck.elapsed >= 0.5
-    assert load.counters().ops == 5
-
-
-def test_a_tool_that_fails_says_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Slow, "SCRIPT", "echo no such socket >&2; exit 3")
-    load = Slow(place, {})
-    load.open(0.1)
-    with pytest.raises(RigError, match="slow: exit status 3: no such socket"):
-        load.close()
-
-
-def test_a_worker_that_ends_is_an_error(place: Place) -> None:
-    load = Fsync(place, parsed(Fsync))
-    (place.directory / "database").mkdir()
-    load.start()
-    load.workers[0].process.wait(10)
-    with pytest.raises(RigError, match=r"the load fsync .* ended: .*IsADirectoryError"):
-        load.close()
-    load.stop()
-
-
-def test_memory_has_to_leave_something(place: Place) -> None:
-    Memory(place, parsed(Memory, leave="128M")).prepare()
 
 
 REDIS = """====== SET ======

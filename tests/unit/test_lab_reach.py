@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -18,7 +16,6 @@ from tests.lab import host, reach, scenario
 from tests.lab.loads import flood as floods
 from tests.lab.loads.base import Place
 from tests.lab.loads.flood import Dd
-from tests.lab.scenario import Span
 from tests.lab.watch import Watch
 
 MB = 1 << 20
@@ -46,20 +43,6 @@ def test_the_worst_second_and_the_longest_commit_count_from_the_floods_first_sec
     assert reach.worst_second(scenario.load("fsync-storm"), run) is None
 
 
-def test_of_a_tool_the_longest_is_that_of_its_windows() -> None:
-    run = made(p99=lambda t: None)
-    run["loads"] = [{"role": "sync", "windows": {"idle": {"max": 9.0}, "judged": {"max": 1.5}}}]
-    assert (reach.worst_second(FLOOD, run), reach.longest(FLOOD, run)) == (None, 1.5)
-
-
-def test_writes_are_those_of_the_end() -> None:
-    limits = [(0.1, 4 << 30), (3.0, 16 * MB), (9.0, 8 * MB), (10.0, 4 * MB), (19.0, 5 * MB)]
-    assert reach.writes_per_minute(made(limits=limits)) == 3 * 60 / 12  # not before it is judged
-    assert reach.writes_per_minute(made(limits=limits, end=90.0)) == 0  # only the last 30 s
-    assert reach.writes_per_minute(made(limits=limits[:1])) == 0
-    assert reach.writes_per_minute(made()) is None
-
-
 def limits_of(value: Callable[[float], float], end: float) -> List[Tuple[float, int]]:
     """A limit that is written every second."""
     return [(float(second), int(value(second) * MB)) for second in range(int(end))]
@@ -73,19 +56,6 @@ def test_a_periodic_limit_swings(period: int) -> None:
     assert found.amplitude == pytest.approx(0.3, rel=0.15)
 
 
-def test_up_and_down_with_every_tick_swings() -> None:
-    found = reach.swing(made(end=60.0, limits=limits_of(lambda t: 10 + 3 * (t % 2), 60)))
-    assert found is not None and found.amplitude > 0.1
-
-
-@pytest.mark.parametrize("period", [4, 5, 8])
-def test_a_saw_swings(period: int) -> None:
-    """What grows in steps and is cut by half, as of a law that looks for its edge."""
-    found = reach.swing(made(end=60.0, limits=limits_of(lambda t: 4 + t % period, 60)))
-    assert found is not None and found.period_s == pytest.approx(period, abs=0.5)
-    assert found.amplitude > 0.1
-
-
 @pytest.mark.parametrize("value", [
     lambda t: 10,  # at rest
     lambda t: 1 + t,  # climbs
@@ -95,29 +65,6 @@ def test_a_saw_swings(period: int) -> None:
 ])
 def test_what_is_no_oscillation(value: Callable[[float], float]) -> None:
     assert reach.swing(made(end=60.0, limits=limits_of(value, 60))) == reach.NONE
-
-
-def of_list(values: List[float]) -> Callable[[float], float]:
-    return lambda t: values[int(t)]
-
-
-def test_noise_seldom_passes_for_an_oscillation() -> None:
-    found = {"random": 0, "walk": 0}
-    for seed in range(200):
-        chooser = random.Random(seed)
-        walk = [100.0]
-        for _ in range(60):
-            walk.append(max(20.0, walk[-1] + chooser.gauss(0, 8)))
-        for name, values in (("random", [chooser.uniform(50, 150) for _ in range(60)]),
-                             ("walk", walk)):
-            told = reach.swing(made(end=60.0, limits=limits_of(of_list(values), 60)))
-            found[name] += told is not None and told.amplitude > 0
-    assert found["random"] <= 10 and found["walk"] <= 10  # 5 %
-
-
-def test_a_short_window_tells_nothing_of_periods() -> None:
-    assert reach.swing(made(end=12.0, limits=limits_of(lambda t: 4 + t % 4, 12))) is None
-    assert reach.swing(made()) is None
 
 
 def test_stall_is_the_worst_of_buffered_writers() -> None:
@@ -163,16 +110,6 @@ def test_every_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load.looks > 10
 
 
-def test_what_goes_wrong_while_watching_is_told(tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def look(self) -> None:
-            raise ValueError("no account")
-
-    with pytest.raises(ValueError, match="no account"):
-        watched(tmp_path, monkeypatch, [Broken()], lambda: time.sleep(0.1))
-
-
 @pytest.fixture
 def dd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuple[Dd, Callable[[float, int], None]]:
     """A flood of one process, and a look at it at some time, with its account."""
@@ -205,19 +142,3 @@ def test_an_account_that_stands_still_is_a_stall(dd: Tuple[Dd, Look]) -> None:
     for step in range(50, 80):
         look(step / 10, 49)
     assert load.stall(4) == pytest.approx(3.0, abs=0.11)  # it still waits
-
-
-def test_pauses_are_no_stalls(dd: Tuple[Dd, Look]) -> None:
-    load, look = dd
-    load.options = {**load.options, "on": 1.0, "off": 1.0}
-    for step in range(30):
-        look(step / 10, 1)
-    assert load.stall(0) is None
-
-
-def test_a_short_scenario_is_without_its_long_window() -> None:
-    battery = scenario.load("battery")
-    assert battery.changed == Span(22, 52) and battery.length == 52
-    assert battery.short().changed is None and battery.short().length == 16
-    late = replace(battery, events=(*battery.events, replace(battery.events[0], time=30.0)))
-    assert late.short().events == battery.events

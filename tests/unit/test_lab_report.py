@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -99,32 +97,6 @@ def test_curves_are_the_series() -> None:
     assert "12 s db: mode=writethrough" in p99.one("path", "event").whole
 
 
-def test_frontier_has_each_contender_where_it_is() -> None:
-    evaluation = sample()
-    ones = list(evaluation.scenarios[0].contenders.values())
-    drawn = Tree(plots.frontier(ones, Palette(evaluation))).root
-    points = {point.one("title").whole.split(":")[0]: point.attrs for point in drawn.all("circle")}
-    assert sorted(points) == ["agent", "default", "static-15M", "static-2M"]
-    across = LEFT + 0.987 / 1.2 * (WIDTH - LEFT - RIGHT)
-    assert float(points["agent"]["cx"]) == pytest.approx(across, abs=0.06)
-    assert float(points["agent"]["cy"]) < float(points["static-2M"]["cy"])
-    (sweep,) = paths(drawn, "sweep")
-    assert sweep.startswith(f"M{points['static-2M']['cx']} ")  # from small to large
-
-
-def test_one_colour_for_each_contender() -> None:
-    light = re.findall(r"--k\d+:(#\w+)", Palette(sample()).css().splitlines()[0])
-    assert len(light) == len(set(light)) == 5 and "#c8470a" in light
-
-
-def test_distributions_are_weighted_by_operations() -> None:
-    run = make_run("default")
-    run["loads"] = [
-        {"role": "sync", "windows": {"judged": measured(ops, 1, cdf=cdf)}}
-        for ops, cdf in ((300, [[0.001, 0.5], [0.002, 1.0]]), (100, [[0.01, 1]]))]
-    assert plots.distribution(run, "judged") == [(0.001, 0.375), (0.002, 0.75), (0.01, 1.0)]
-
-
 def test_the_page_needs_nothing_else_and_nothing_in_a_run_becomes_markup() -> None:
     evaluation = sample()
     (scenario,) = evaluation.scenarios
@@ -140,21 +112,3 @@ def test_the_page_needs_nothing_else_and_nothing_in_a_run_becomes_markup() -> No
         assert not any(name.startswith("on") for name in element.attrs)
         assert element.attrs.get("href", "#").startswith("#")
     assert "url(" not in page and "@import" not in page and "://" not in page
-
-
-def test_scores_may_be_unknown_and_runs_may_all_have_failed() -> None:
-    (scenario,) = sample().scenarios
-    unknown = {name: replace(one, f=None, g=None, score=None)
-               for name, one in scenario.contenders.items()}
-    for ones in (unknown, {"kyber": unknown["kyber"]}, {}):
-        Tree(render(Evaluation([replace(scenario, contenders=ones, best_static=None)], {})))
-    Tree(render(Evaluation()))
-
-
-def test_the_same_page_whatever_order_runs_were_read_in() -> None:
-    (scenario,) = sample().scenarios
-    ones = scenario.contenders
-    curves = re.compile(r"<svg viewBox.*?</svg>")
-    pages = [render(Evaluation([replace(scenario, contenders=dict(order))], {}))
-             for order in (ones.items(), reversed(list(ones.items())))]
-    assert curves.findall(pages[0]) == curves.findall(pages[1])

@@ -6,18 +6,16 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict
 
 import pytest
 
-from tests.lab import bench, contenders, host, scenario
-from tests.lab.agent import Agent
+from tests.lab import bench, contenders, scenario
 from tests.lab.disks import presets
 from tests.lab.published import TABLES
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
-from writebackd.cli.daemon_main import parser
 from writebackd.policy.load import load_policy
 
 Sections = Dict[str, Dict[str, str]]
@@ -111,13 +109,6 @@ def test_a_scenario_may_be_like_another(tmp_path: Path, monkeypatch: pytest.Monk
         scenario.load("lost")
 
 
-def test_unknown_names_are_told_with_those_that_there_are() -> None:
-    with pytest.raises(RigError, match="no scenario nothing: take one of .*flood"):
-        scenario.load("nothing")
-    with pytest.raises(RigError, match="no contender nothing"):
-        contenders.named("nothing")
-
-
 @pytest.mark.parametrize("name", scenario.names())
 def test_shipped_scenarios_are_whole(name: str) -> None:
     found = scenario.load(name)
@@ -152,43 +143,6 @@ def test_the_suite_has_the_length_that_is_promised() -> None:
     assert planned(quick=True) <= 20 * 60
 
 
-def test_contenders_differ_only_in_what_they_say() -> None:
-    tuned = dict(contenders.named("tuned-postgresql").limits)
-    assert tuned == {"dirty_bytes": 512 << 20, "dirty_ratio": 0,
-                     "dirty_background_bytes": 64 << 20, "dirty_background_ratio": 0}
-    assert dict(contenders.named("default").limits) == host.DEFAULT_LIMITS
-    assert dict(contenders.named("kyber").limits) == host.DEFAULT_LIMITS
-    assert contenders.named("kyber").queue == (("scheduler", "kyber"),)
-    assert dict(contenders.named("static-4M/400K").limits) == {
-        "dirty_bytes": 4 << 20, "dirty_ratio": 0, "dirty_background_bytes": 400 << 10,
-        "dirty_background_ratio": 0}
-    assert contenders.named("static-3M").limit_bytes == 3 << 20
-    assert contenders.named("agent").limit_bytes is None
-
-
-def test_levers_of_the_io_controller_are_for_machines_that_have_it() -> None:
-    found = scenario.parse("good", {**GOOD, "scenario": {
-        **GOOD["scenario"], "contenders": "default cgroup agent"}})
-    assert [each.name for each in contenders.of(found, "native")] == ["default", "agent"]
-    assert len(contenders.of(found, "virtual")) == 5
-    with pytest.raises(RigError, match="WAY=vm"):
-        contenders.of(found, "native", ["io-max"])
-
-
-def test_a_window_after_a_change_makes_a_scenario_longer() -> None:
-    found = scenario.parse("good", {**GOOD, "scenario": {
-        **GOOD["scenario"], "changed": "20s..50s"}})
-    assert found.length == 50 and list(found.windows) == ["idle", "judged", "changed"]
-    assert all(load.spans[-1].end == 50 for load in found.loads)
-
-
-def test_metrics_of_one_load_are_read() -> None:
-    found = scenario.parse_expectation("agent nfs-like.byte-rate / default fuse.stall >= 0.95")
-    assert found.left == Term("agent", "byte-rate", "nfs-like")
-    assert found.right == Term("default", "stall", "fuse")
-    assert scenario.parse_expectation("agent byte-rate >= 1").left == Term("agent", "byte-rate")
-
-
 def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
     lines = contenders.parse_policy("objective.fsync-p99 = 5ms, limits.floor=2M\nprobe.talkers=off")
     assert lines == (("objective", "fsync-p99", "5ms"), ("limits", "floor", "2M"),
@@ -200,48 +154,3 @@ def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
     assert (loaded.objective.fsync_p99_s, loaded.limits.floor_bytes) == (0.005, 2 << 20)
     assert not loaded.probe.talkers
     assert policy_options(contenders.named("agent"), tmp_path) == []
-
-
-def test_an_agent_may_run_with_the_policy_of_a_class(tmp_path: Path) -> None:
-    etcd = contenders.named("agent-as-etcd")
-    # Agent puts --policy default in front; of two the last one counts.
-    assert etcd.kind == "agent" and policy_options(etcd, tmp_path) == ["--policy", "etcd"]
-    with pytest.raises(RigError, match=r"agent-as-etc: no policy 'etc'"):
-        policy_options(contenders.named("agent-as-etc"), tmp_path)
-
-
-def test_the_agent_of_the_lab_does_not_look_for_the_policy_that_fits(tmp_path: Path) -> None:
-    seen: List[Sequence[str]] = []
-
-    def spawn(argv: Sequence[str], **more: Any) -> Any:
-        seen.append(argv)
-
-    Agent(["loop7"], tmp_path, spawn).start()
-    Agent(["loop7"], tmp_path, spawn, ["--policy", "etcd"]).start()
-    policies = [parser().parse_args(list(argv)[1:]).policy for argv in seen]
-    assert policies == ["default", "etcd"]
-
-
-@pytest.mark.parametrize("line, said", [
-    (("limits", "flor", "2M"), "agent-other.conf:2: .*flor"),
-    (("objective", "fsync-p99", "soon"), "fsync-p99: "),
-    (("nothing", "at-all", "1"), "nothing"),
-])
-def test_a_policy_that_the_agent_does_not_know_is_an_error_of_its_runs(
-        line: Tuple[str, str, str], said: str, tmp_path: Path) -> None:
-    variant = replace(contenders.named("agent"), name="agent-other", policy=(line,))
-    with pytest.raises(RigError, match=f"contender agent-other: .*{said}"):
-        policy_options(variant, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["floor = 2M", "limits.floor", ".floor = 2M", "limits. = 2M"])
-def test_lines_that_are_no_policy_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="SECTION.KEY = VALUE"):
-        contenders.parse_policy(text)
-
-
-def test_the_pacing_agent_needs_groups() -> None:
-    pace = contenders.named("agent-pace")
-    assert pace.kind == "agent" and pace.cgroup == "groups" and pace.policy
-    with pytest.raises(RigError, match="WAY=vm"):
-        contenders.of(scenario.parse("good", GOOD), "native", ["agent-pace"])

@@ -58,45 +58,10 @@ def test_shares_are_those_of_the_same_repeat() -> None:
     assert scenario.contenders["default"].f == pytest.approx(0.001)
 
 
-def test_idle_is_the_median_of_a_repeat() -> None:
-    runs = [made("default", idle=1000), made("agent", idle=1100, sync=500),
-            made("static-2M", idle=10)]
-    scenario, = score.evaluate(runs).scenarios
-    assert scenario.contenders["agent"].f == pytest.approx(0.5)
-
-
 def test_what_the_synchronous_writer_writes_is_not_the_floods() -> None:
     runs = [made("default", sync=0, per_op=12288), made("agent", sync=800, per_op=12288)]
     scenario, = score.evaluate(runs).scenarios
     assert scenario.contenders["agent"].g == pytest.approx(1, rel=1e-6)
-
-
-def test_no_operation_counts_as_less_than_one() -> None:
-    stuck = made("default", sync=0)
-    stuck["loads"][0]["windows"]["judged"]["inflight_age"] = 25.0
-    assert score.rate(stuck["loads"][0], "judged") == 1 / 25
-    assert score.rate(made("default", sync=0)["loads"][0], "judged") == 1 / 10
-
-
-def test_a_job_is_judged_by_its_own_time() -> None:
-    runs = [made("default"), made("agent")]
-    for run, rate in zip(runs, (100 * MB, 98 * MB)):
-        run["loads"] = [{"name": "backup", "role": "job", "disk": "db",
-                         "windows": {"judged": measured(0, 10, byte_rate=rate)}}]
-    scenario, = score.evaluate(runs).scenarios
-    agent = scenario.contenders["agent"]
-    assert (agent.f, agent.g, agent.score) == (None, 0.98, 0.98)
-
-
-def test_failed_runs_count_nowhere_but_are_told() -> None:
-    runs = [made("default", sync=1), made("agent", 1, 500), made("agent", 2, 1, error="broke"),
-            made("static-2M", error="broke")]
-    scenario, = score.evaluate(runs).scenarios
-    assert scenario.contenders["agent"].f == pytest.approx(0.5)
-    assert len(scenario.contenders["agent"].runs) == 2
-    assert scenario.contenders["static-2M"].score is None
-    assert scenario.contenders["static-2M"].median_run is None
-    assert scenario.best_static is None
 
 
 def test_best_static_is_found_and_totals_are_of_the_same_scenarios() -> None:
@@ -125,58 +90,6 @@ def test_expectations_are_decided_by_medians(text: str, ok: Optional[bool], valu
     scenario, = score.evaluate(runs).scenarios
     found = score.check(parse_expectation(text), scenario, runs)
     assert (found.ok, found.value) == (ok, value)
-
-
-def test_regret_is_of_the_best_static_limit() -> None:
-    runs = [made("default", sync=1), made("static-2M", sync=400), made("static-16M", sync=100),
-            made("agent", sync=500)]
-    scenario, = score.evaluate(runs).scenarios
-    assert {name: one.regret for name, one in scenario.contenders.items()} == pytest.approx(
-        {"default": 0.0025, "static-2M": 1, "static-16M": 0.25, "agent": 1.25})
-    scenario, = score.evaluate([made("default", sync=1), made("agent", sync=500)]).scenarios
-    assert scenario.contenders["agent"].regret is None
-
-
-def after_a_change(contender: str, before: float, after: float) -> Dict[str, Any]:
-    """A run with a window of 30 s after a change, in which the disk has half of its rate."""
-    run = made(contender, sync=before, scenario="battery")
-    run["windows"]["changed"] = [25, 55]
-    run["loads"][0]["windows"]["changed"] = measured(after, 30)
-    run["disks"][0]["written"]["changed"] = 30 * 100 * MB
-    return run
-
-
-def test_what_comes_after_a_change_is_scored_against_the_limit_that_is_best_then() -> None:
-    runs = [after_a_change("default", 1, 1), after_a_change("static-4M", 400, 50),
-            after_a_change("static-16M", 100, 200), after_a_change("agent", 300, 160)]
-    scenario, = score.evaluate(runs).scenarios
-    agent = scenario.contenders["agent"]
-    assert scenario.best_static == "static-4M"
-    assert (agent.regret, agent.changed) == pytest.approx((0.75, 0.16))
-    assert agent.changed_regret == pytest.approx(0.8)
-    said = {check.text: (check.ok, check.value) for check in scenario.checks}
-    assert said["agent changed / best changed >= 0.95"] == (False, "0.8")
-    # Without that window, as in a quick run, it is not known.
-    scenario, = score.evaluate([made("agent", scenario="battery")]).scenarios
-    assert scenario.contenders["agent"].changed is None
-    assert [check.ok for check in scenario.checks] == [None, None]
-
-
-def test_how_it_got_there_is_told_as_medians_of_the_repeats() -> None:
-    runs = []
-    for repeat, (stall, second) in enumerate(((0.5, 3), (0.7, 4), (9.0, 17)), start=1):
-        for name in ("static-2M", "agent"):
-            run = made(name, repeat, sync=500)
-            run["loads"][1]["stall"] = stall
-            run["series"].update(
-                t=list(range(1, 21)), sync_rate=[1000] * 2 + [500] * 18,
-                sync_p99=[0.001] * 2 + [0.5 if t <= second else 0.01 for t in range(3, 21)])
-            runs.append(run)
-    scenario, = score.evaluate([*runs, made("agent", 4, error="broke")]).scenarios
-    agent = scenario.contenders["agent"]
-    assert (agent.stall_s, agent.worst_s, agent.writes_per_min) == (0.7, 0.5, 0)
-    found = score.check(parse_expectation("agent worst <= 0.1"), scenario, runs)
-    assert (found.ok, found.value) == (False, "0.5")
 
 
 def test_expectations_of_single_loads_and_of_harm() -> None:

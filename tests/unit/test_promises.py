@@ -63,17 +63,6 @@ def test_every_promise_has_a_test_where_it_says() -> None:
     assert wrong(page) == []
 
 
-def test_a_promise_without_a_test_is_found() -> None:
-    table = "\n| event | proven by |\n|---|---|\n"
-    assert wrong(f"{table}| it never fails | |\n") == ["no test proves this: | it never fails | |"]
-    assert wrong(f"{table}| it holds | `test_nowhere_to_be_found` |\n") == [
-        "no test is named test_nowhere_to_be_found"]
-    assert wrong(f"{table}| it holds | *full*: `test_as_installed` |\n") == [
-        "test_as_installed runs always"]
-    assert wrong(f"{table}| it holds | `test_stopped_by_a_signal` |\n") == [
-        "test_stopped_by_a_signal runs only in the full suite"]
-
-
 def test_every_promise_with_a_unit_test_has_a_mutant_that_can_be_made() -> None:
     """`tests/mutants.py` breaks them; of the others the test needs a kernel or a guest."""
     bare, needs_kernel = mutants.without()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -11,14 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Dict, List
 
 import pytest
 
 from checkout import ROOT, run
-from tests.kernel import system
-from tests.kernel.system import System
 from writebackd.actuate import ledger_restore, watcher
 from writebackd.cli.arguments import span
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE
@@ -261,37 +257,3 @@ def test_a_run_of_the_collector_has_time_for_tools_that_all_hang() -> None:
     minutes = int(settings(RAID)["TimeoutStartSec"][0][:-3])
     # The question that hangs is the last one of its tool.
     assert 2 * LIMIT_S * len(kinds(KernelFiles())) <= minutes * 60
-
-
-@pytest.mark.parametrize("pids", [(), (0,), (7, 0), (-1,)])
-def test_a_unit_that_does_not_run_has_no_process_to_kill(
-    monkeypatch: pytest.MonkeyPatch, pids: "tuple[int, ...]"
-) -> None:
-    """systemd gives 0 as its pid, which would be the group of whoever runs the tests."""
-    ran: List[object] = []
-    monkeypatch.setattr(subprocess, "run", lambda *argv, **_: ran.append(argv))
-    with pytest.raises(AssertionError, match="no process to send KILL to"):
-        System(1).signal("KILL", *pids)
-    assert ran == []
-
-
-def test_a_container_that_does_not_boot_says_why_whatever_it_leaves_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: List[str] = []
-
-    def start(*_: object, stdout: io.BufferedRandom, **__: object) -> SimpleNamespace:
-        stdout.write(b"mount: permission denied")
-        return SimpleNamespace(stdin=io.BytesIO(), poll=lambda: 1,
-                               kill=lambda: ended.append("killed"),
-                               wait=lambda: ended.append("waited"))  # fmt: skip
-
-    def stays(_: str) -> None:
-        ended.append("cgroup")
-        raise AssertionError("waited in vain for the container's processes to end")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(system, "_remove_cgroup", stays)
-    with pytest.raises(AssertionError, match="permission denied"), system.booted(tmp_path):
-        pass
-    assert ended == ["killed", "waited", "cgroup"]

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import List, Tuple
 
 import pytest
 
-from tests.lab.judge import ANSWER_S, Tick, again, judge, play
+from tests.lab.judge import Tick, again, judge, play
 from tests.lab.tapes import DIRECTORY, runs
 from tests.lab.truth import ROOM, Truth
 from writebackd.report.recorder import read_tape
@@ -118,25 +117,3 @@ def test_a_cache_is_full_where_a_write_finds_no_room() -> None:
     assert replace(truth, flushed=True).between(-1.0, 0.35).full == 1.0
     with pytest.raises(ValueError, match="no look"):
         truth.between(2.0, 3.0)
-
-
-def test_a_truth_comes_back(tmp_path: Path) -> None:
-    truth = looks([0.0, 1.0])
-    truth.write(tmp_path / "truth")
-    assert Truth.read(tmp_path / "truth") == truth
-
-
-def test_errors_of_both_kinds_are_told_and_a_change_may_take_its_time() -> None:
-    tick = next(tick for tick in ticks_of("array") if tick.judged and tick.estimate.drain_rate)
-    rate = tick.estimate.drain_rate or 0.0
-
-    def at(time_s: float, full: bool, marked: bool, media: float = rate) -> Tick:
-        return replace(tick, time_s=time_s, estimate=replace(tick.estimate, full=marked),
-                       seen=replace(tick.seen, full=float(full), media_rate=media))
-
-    found = judge([at(1, True, True), at(2, True, False), at(3, False, False), at(4, False, True),
-                   at(5, False, True), at(6, False, False, 2 * rate),
-                   at(6 + ANSWER_S, False, False, 2 * rate)])
-    assert found.false_full == pytest.approx(2 / 5) and found.false_room == 0.5
-    assert found.agree == pytest.approx(4 / 7)
-    assert found.r == 1.0 and found.r_near == pytest.approx(5 / 6)

@@ -14,7 +14,7 @@ import pytest
 from tests.kernel.btf import in_image
 
 from . import arm64
-from .fetch_kernel import CHECKOUT, KernelUnavailable, parse_depends
+from .fetch_kernel import CHECKOUT, KernelUnavailable
 from .kernels import missing
 
 
@@ -46,10 +46,3 @@ def test_of_what_looks_like_types_in_an_image_the_longest_is_taken() -> None:
     cut_off = types(1 << 20, 1 << 20)
     kernel = b"MZ" + of_one + types_of_all + b"code" + cut_off + bytes(100)
     assert in_image(kernel) == types_of_all
-
-
-def test_the_image_package_is_that_of_the_architecture() -> None:
-    text = "linux-image-arm64\n  Depends: linux-image-6.1.0-50-arm64\n"
-    assert parse_depends(text, "arm64") == "linux-image-6.1.0-50-arm64"
-    with pytest.raises(KernelUnavailable, match="linux-image-amd64"):
-        parse_depends(text)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from . import kernels
-from .fetch_kernel import KernelUnavailable, parse_depends, parse_parts, parse_uri
 from .guest_tests import TIME_LIMIT, check_run, check_tests, read_junit
 from .kernels import Kernel, fetched, left_out, of_suite
 from .machine import GuestFailed, Machine, Result
@@ -65,30 +63,6 @@ def first_of(suites: Sequence[str]) -> tuple[Kernel, Path]:
             why = " ".join(str(error).split())
             left_out(f"tests/vm/test_vm.py: kernel of {suite}, tried that of {following}: {why}")
     return of_suite(suites[-1]), fetched(suites[-1])
-
-
-@pytest.mark.parametrize("required", ["", "1"])
-def test_a_kernel_that_cannot_be_had_is_named_at_the_end_of_the_gate(
-    required: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(suite: str) -> Path:
-        if suite == "sid":
-            raise KernelUnavailable("the mirror\nhas no such file")
-        return Path(suite)
-
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(kernels, "check_host", lambda: None)
-    monkeypatch.setattr(kernels, "fetch", fetch)
-    monkeypatch.setenv("WRITEBACKD_REQUIRE_VM", required)
-    monkeypatch.setenv("LEFT_OUT", str(tmp_path / "left_out"))
-    with pytest.warns(UserWarning, match="kernel of sid, tried that of trixie"):
-        assert first_of(["sid", "trixie"]) == (of_suite("trixie"), Path("trixie"))
-    assert (tmp_path / "left_out").read_text() == (
-        "tests/vm/test_vm.py: kernel of sid, tried that of trixie: no kernel of sid:"
-        " the mirror has no such file\n"
-    )
-    with pytest.raises(pytest.fail.Exception if required else pytest.skip.Exception):
-        first_of(["sid"])
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -174,66 +148,8 @@ def test_only_passed_tests_are_evidence(body: str, proves: bool) -> None:
     assert tally.proves is proves
 
 
-def test_what_failed_ends_the_report() -> None:
-    cases = [
-        '<testcase name="a"/>', '<testcase name="b"><skipped message="no fio"/></testcase>',
-        '<testcase name="c"><failure message="short">in c\n1 == 2</failure>'
-        "<error>teardown of c</error></testcase>",
-        '<testcase name="d"><error message="d"/></testcase>',
-    ]  # fmt: skip
-    report = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
-    with pytest.raises(pytest.fail.Exception) as failed:
-        check_run(Result(1, "output\n", "console", 9.0, 3.0), report)
-    assert str(failed.value) == (
-        "output\n\n1 passed, exit code 1\n\nskipped: b: no fio\n\n"
-        "failed: c: in c\n1 == 2\n\nfailed: c: teardown of c\n\nfailed: d: d"
-    )
-
-
 def test_an_exit_code_fails_a_run_whose_tests_all_passed() -> None:
     report = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
     check_run(Result(0, "", "", 9.0, 3.0), report)
     with pytest.raises(pytest.fail.Exception, match="1 passed, exit code 3"):
         check_run(Result(3, "", "", 9.0, 3.0), report)
-
-
-@pytest.mark.parametrize(
-    ("text", "package"),
-    [
-        (
-            "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n",
-            "linux-image-6.1.0-56-amd64",
-        ),
-        (
-            "linux-image-amd64\n  Depends: linux-image-6.12.107+deb13-amd64\n"
-            "  Conflicts: linux-image-6.1.0-9-amd64\n",
-            "linux-image-6.12.107+deb13-amd64",
-        ),
-    ],
-)
-def test_image_package_of_debian_12_and_13(text: str, package: str) -> None:
-    assert parse_depends(text) == package
-
-
-@pytest.mark.parametrize(
-    "text", ["", "linux-image-amd64\n  Depends: <linux-image-x>\n  Recommends: apparmor\n"]
-)
-def test_unknown_image_package_says_what_to_do(text: str) -> None:
-    with pytest.raises(KernelUnavailable, match="apt-get update"):
-        parse_depends(text)
-
-
-def test_a_kernel_may_be_one_package_or_two() -> None:
-    name = "linux-image-7.2.13+deb14-amd64"
-    text = (f"{name}\n  PreDepends: linux-base\n |Depends: dracut\n"
-            "  Depends: linux-base-7.2.13+deb14-amd64\n"
-            "  Depends: linux-binary-7.2.13+deb14-amd64\n"
-            "  Depends: linux-modules-7.2.13+deb14-amd64\n")  # fmt: skip
-    parts = ["linux-binary-7.2.13+deb14-amd64", "linux-modules-7.2.13+deb14-amd64"]
-    assert parse_parts(name, text) == parts
-    assert parse_parts(name, f"{name}\n  Depends: kmod\n") == [name]
-
-
-def test_download_name_carries_the_version() -> None:
-    name = "linux-image-6.1.0-56-amd64_6.1.192-2_amd64"
-    assert parse_uri(f"'http://mirror/pool/{name}.deb' {name}.deb 70600000 SHA256:00\n") == name
