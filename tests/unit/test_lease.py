@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -576,7 +577,18 @@ print(sorted(set(sys.modules) - before), lost)
 """
 
 
-def test_on_the_way_home_nothing_is_imported_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", ["there", "gone", "hung"])
+def test_on_the_way_home_nothing_is_imported_any_more(tmp_path: Path, journal: str) -> None:
+    """With the stream of a journal, a socket, as its stderr."""
+    reader, stderr = socket.socketpair()
+    if journal == "gone":
+        reader.close()
+    if journal == "hung":
+        stderr.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stderr.send(bytes(4096))
+        stderr.setblocking(True)
     run, root = tmp_path / "run", tmp_path / "root"
     run.mkdir()
     host = Host(run)
@@ -591,8 +603,11 @@ def test_on_the_way_home_nothing_is_imported_any_more(tmp_path: Path) -> None:
     agent = Path(watcher.__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LIFE, str(agent), str(root), str(run)],
-        capture_output=True, text=True, timeout=30,
+        stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=30,
     )  # fmt: skip
-    assert done.stdout.strip() == "[] []", done.stderr
-    assert "restoring" in done.stderr
+    stderr.close()
+    assert (done.returncode, done.stdout.strip()) == (0, "[] []")
+    if journal == "there":
+        assert b"restoring" in reader.recv(1 << 16)
+    reader.close()
     assert (root / "proc/sys/vm/dirty_ratio").read_text() == "20"

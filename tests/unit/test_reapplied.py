@@ -10,6 +10,7 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT
+from writebackd.cli.status_screen import headline
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.map_readers import Reading
 from writebackd.types.levers import ForeignWrite
@@ -52,6 +53,7 @@ def test_the_originals_applied_again_are_a_yield_of_a_minute(rig: Rig, comm: str
     assert f"{comm} (pid 4242" in said and "/etc/sysctl.d/90-site.conf:1" in said
     assert "nobody wants another limit; enforcing again after 60 s" in said
     rig.tick()
+    assert "enforce (yielded for now, enforcing again after 60 s)" in headline(rig.status())
     alert = rig.status()["alerts"][0]
     assert (alert["name"], "nothing is protected until then" in alert["summary"]) == (
         "FOREIGN_WRITER", True)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import pytest
 
@@ -139,6 +139,29 @@ def test_one_that_somebody_else_starts_is_waited_for(
     assert tend_for(2.5) == (patience_s == 0.0)
     assert tend_for(1.5)
     os.close(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "journal", "kept"),
+    [(stat.S_IFREG, "8:1", True), (stat.S_IFIFO, "8:1", False), (stat.S_IFSOCK, "8:1", False),
+     (stat.S_IFSOCK, "8:7", True)],
+)  # fmt: skip
+def test_it_keeps_no_stderr_that_somebody_reads_to_its_end(
+    tmp_path: Path, monkeypatch: Patch, kind: int, journal: str, kept: bool
+) -> None:
+    started = []
+
+    class Child:
+        def __init__(self, argv: Sequence[str], stderr: int, **options: Any) -> None:
+            started.append(stderr)
+
+        def wait(self) -> None: ...
+
+    monkeypatch.setenv("JOURNAL_STREAM", journal)
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((kind, 7, 8, *[0] * 7)))
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    WatcherSupervisor(tmp_path)._main()
+    assert started == [2 if kept else subprocess.DEVNULL]
 
 
 # ---- who is first --------------------------------------------------------------------

@@ -40,7 +40,7 @@ class HostLock:
         Raises AlreadyRunning, OSError or ValueError.
         """
         self._files = files
-        self._dir = _host_dir(files)
+        self._dir = files.path(str(RUNTIME_DIR))
         self._dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._runtime_dir = runtime_dir.resolve()
         self._first_kept = False
@@ -91,17 +91,10 @@ class HostLock:
             os.close(fd)
 
 
-def _host_dir(files: KernelFiles) -> Path:
-    return files.path(str(RUNTIME_DIR))
-
-
 def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
     """Restore limits recorded in another run's ledger: these are not the host's originals."""
     last = runtime_dir_in_use(host_dir).resolve()
-    if last == runtime_dir:
-        _refuse_unknown(files, host_dir, runtime_dir)
-        return
-    if not (last / LEDGER).exists():
+    if last == runtime_dir or not (last / LEDGER).exists():
         _refuse_unknown(files, host_dir, runtime_dir)
         return
     try:

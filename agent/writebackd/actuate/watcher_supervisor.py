@@ -102,8 +102,7 @@ class WatcherSupervisor:
                 command(self._dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Whoever reads a pipe waits for its last writer, and the watcher ends late.
-                stderr=subprocess.DEVNULL if stat.S_ISFIFO(os.fstat(2).st_mode) else None,
+                stderr=subprocess.DEVNULL if _is_waited_for(os.fstat(2)) else 2,
                 # The daemon's environment, so that the processes can be recognized as related.
                 env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
                 cwd="/",
@@ -119,6 +118,12 @@ class WatcherSupervisor:
         if problem != self._told:
             log.error("%s", problem)
         self._told = problem
+
+
+def _is_waited_for(seen: os.stat_result) -> bool:
+    """Whether somebody may read to the end, which the watcher keeps away; the journal does not."""
+    journal = os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
+    return not journal and (stat.S_ISFIFO(seen.st_mode) or stat.S_ISSOCK(seen.st_mode))
 
 
 def _is_watcher(pid: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import textwrap
 import time
 from collections import defaultdict
@@ -188,7 +189,8 @@ def headline(status: Answer) -> str:
     elif mode == "observe":
         mode += " (writes nothing until `writebackctl enforce`)"
     elif status["yielded"] is not None:
-        mode += " (yielded until `writebackctl enforce`)"
+        again = re.search("enforcing again after [^)]+", status["yielded"])
+        mode += f" (yielded {f'for now, {again[0]}' if again else 'until `writebackctl enforce`'})"
     elif status["pin_bytes"] is not None:
         mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))}"
         mode += "; `writebackctl release` ends it)"
@@ -207,9 +209,7 @@ def trial_words(trial: Answer) -> str:
     """Which block of a trial is on, and what comes after it."""
     arm = "original limits" if trial["arm"] == "original" else "writebackd's limits"
     after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
-    return (
-        f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
-    )
+    return f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
 
 
 def in_window(window: Optional[Answer]) -> str:

@@ -68,7 +68,7 @@ class BootSetting(NamedTuple):
             return f"{said} {boot} {at}: writebackd releases that lever"
         if self.source == "udev":
             return f"{said} {boot} {at}: writebackd yields"
-        again = "; `sysctl --system` while it runs makes it yield"
+        again = "; `sysctl --system` while it runs makes it yield for a minute"
         return (
             f"{said} {boot} {at}: writebackd treats it as the original"
             f"{again if self.source == 'sysctl.d' else ''}"
