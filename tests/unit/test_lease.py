@@ -603,7 +603,7 @@ def test_on_the_way_home_nothing_is_imported_any_more(tmp_path: Path, journal: s
     agent = Path(watcher.__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LIFE, str(agent), str(root), str(run)],
-        stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=30,
+        stdout=subprocess.PIPE, stderr=stderr.fileno(), text=True, timeout=30,
     )  # fmt: skip
     stderr.close()
     assert (done.returncode, done.stdout.strip()) == (0, "[] []")
