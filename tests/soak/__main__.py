@@ -13,18 +13,17 @@ within each.  Needs root; the host's limits are put back.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from tests.kernel.fault_rig import Home, Running, is_alive, limits_kept
-from tests.kernel.scratch import Scratch, run, scratch_disk
+from tests.kernel.scratch import Scratch, scratch_disk
+from tests.vm.inside.flood import FLOOD, SYNCS, background
 
 ROOT = Path(__file__).resolve().parents[2]
 TICK_S = 0.1
@@ -37,35 +36,18 @@ MOST_GROWN_KB, MOST_HISTORY_BYTES = 2048, 64 << 20
 
 
 def flood(home: Home, disk: Scratch, until: float) -> None:
-    """Buffered writes, over and over the same 128 MB."""
-    while time.monotonic() < until:
-        run("dd", "if=/dev/zero", f"of={disk.mountpoint}/flood", "bs=1M", "count=128",
-            "conv=notrunc")  # fmt: skip
+    with background("sh", "-c", FLOOD, str(disk.mountpoint)):
+        rest(home, disk, until)
 
 
 def syncs(home: Home, disk: Scratch, until: float) -> None:
-    """A kilobyte and an fsync, a hundred times a second."""
-    assert disk.mountpoint is not None
-    fd = os.open(disk.mountpoint / "db", os.O_RDWR | os.O_CREAT)
-    try:
-        while time.monotonic() < until:
-            os.pwrite(fd, os.urandom(1024), 0)
-            os.fsync(fd)
-            time.sleep(0.01)
-    finally:
-        os.close(fd)
+    with background(sys.executable, "-c", SYNCS, f"{disk.mountpoint}/db"):
+        rest(home, disk, until)
 
 
 def both(home: Home, disk: Scratch, until: float) -> None:
-    argv = ["dd", "if=/dev/zero", f"of={disk.mountpoint}/flood", "bs=1M", "count=100000",
-            "conv=notrunc"]  # fmt: skip
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as writer:
-        try:
-            syncs(home, disk, until)
-        finally:
-            writer.kill()
-    with contextlib.suppress(OSError):
-        os.unlink(f"{disk.mountpoint}/flood")
+    with background("sh", "-c", FLOOD, str(disk.mountpoint)):
+        syncs(home, disk, until)
 
 
 def hotplug(home: Home, disk: Scratch, until: float) -> None:

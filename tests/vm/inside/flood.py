@@ -60,8 +60,9 @@ def daemon() -> Iterator[Callable[..., Running]]:
 
 
 @contextlib.contextmanager
-def background(*argv: str) -> Iterator[None]:
-    started = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+def background(*argv: str, **options: Any) -> Iterator[None]:
+    started = subprocess.Popen(
+        argv, stderr=subprocess.DEVNULL, start_new_session=True, **options)
     try:
         yield
     finally:
