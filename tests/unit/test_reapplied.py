@@ -53,7 +53,8 @@ def test_the_originals_applied_again_are_a_yield_of_a_minute(rig: Rig, comm: str
     assert f"{comm} (pid 4242" in said and "/etc/sysctl.d/90-site.conf:1" in said
     assert "nobody wants another limit; enforcing again after 60 s" in said
     rig.tick()
-    assert "enforce (yielded for now, enforcing again after 60 s)" in headline(rig.status())
+    assert "enforce (yielded, enforcing again in 59s)" in headline(rig.status())
+    assert rig.status()["yield_left_s"] == 59.0
     alert = rig.status()["alerts"][0]
     assert (alert["name"], "nothing is protected until then" in alert["summary"]) == (
         "FOREIGN_WRITER", True)

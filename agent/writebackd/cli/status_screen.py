@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import textwrap
 import time
 from collections import defaultdict
@@ -189,8 +188,9 @@ def headline(status: Answer) -> str:
     elif mode == "observe":
         mode += " (writes nothing until `writebackctl enforce`)"
     elif status["yielded"] is not None:
-        again = re.search("enforcing again after [^)]+", status["yielded"])
-        mode += f" (yielded {f'for now, {again[0]}' if again else 'until `writebackctl enforce`'})"
+        left_s = status.get("yield_left_s")
+        mode += " (yielded until `writebackctl enforce`)" if left_s is None else (
+            f" (yielded, enforcing again in {formats.duration(left_s)})")
     elif status["pin_bytes"] is not None:
         mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))}"
         mode += "; `writebackctl release` ends it)"

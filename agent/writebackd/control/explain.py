@@ -25,7 +25,7 @@ _NEXT: Mapping[DeviceState, str] = {
     " the queue does not come from dirty pages: check for direct IO, another host on the array, or"
     " a failing disk.",
     DeviceState.BLIND: "{follows}.",
-    DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
+    DeviceState.YIELDED: "Nothing is written while it yields; `writebackctl enforce` ends that.",
     DeviceState.PINNED: "The limit stays until the end of the pin or drain, `writebackctl release`"
     " or a reboot.",
     DeviceState.EXCLUDED: "Nothing: this device does not affect the limit.",

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to status, as plain data.
-
-What is not known is None (null), never zero.
-"""
+"""The answer to status, as plain data: what is not known is None (null), never zero."""
 
 from __future__ import annotations
 
@@ -49,6 +46,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "time_s": finite(sample.wall_s),
         "uptime_s": finite(max(0.0, sample.time_s - snapshot.started_s)),
         "yielded": memory.yielded,
+        "yield_left_s": memory.retry and max(0.0, memory.retry.at_s - sample.time_s),
         "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
         "pin": pinned_json(snapshot),

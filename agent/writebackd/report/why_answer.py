@@ -84,7 +84,7 @@ def _next_of_limit(snapshot: Snapshot) -> str:
     if snapshot.off is not None:
         return f"Nothing is written while {snapshot.off} exists."
     if snapshot.memory.yielded is not None:
-        return "Nothing is written until `writebackctl enforce`."
+        return "Nothing is written while it yields; `writebackctl enforce` ends that."
     trial = snapshot.memory.trial
     if trial is not None and trial.original:
         return (
