@@ -388,7 +388,7 @@ def test_who_dirties_is_named_with_its_bytes(disk: Scratch, probe: BpfProbe) -> 
 
 def test_who_sleeps_for_dirty_pages_is_named(disk: Scratch, probe: BpfProbe) -> None:
     assert disk.mountpoint is not None
-    code = f"f = open('{disk.mountpoint}/slow', 'wb'); f.write(b's' * (8 << 20)); f.flush()"
+    code = f"f = open('{disk.mountpoint}/slow', 'wb'); f.write(b's' * (16 << 20)); f.flush()"
     with limits_kept():
         (VM / "dirty_bytes").write_text(str(4 << 20))
         read(probe)
