@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack as Stack
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -116,9 +117,6 @@ class Bound:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-Stack = contextlib.ExitStack
 
 
 def tmpfs(stack: Stack, disk: Path, other: Path, agent: Agent) -> None:

@@ -442,6 +442,8 @@ def test_a_lower_rate_under_a_limit_that_lets_in_more_is_the_disks_after_three_s
     # In a row.
     broken = seconds(2, R / 2) + seconds(1, R) + seconds(1.5, R / 2)
     assert (feed(memory, broken, SLOW).drain_rate or 0.0) > 0.9 * R
+    rested = feed(feed(memory, seconds(1, R / 2), SLOW), seconds(3, R / 2), QUICK)
+    assert (feed(rested, seconds(5.5, R / 2), SLOW).drain_rate or 0.0) > 0.9 * R
     # A larger limit than that tells it as well.
     larger = feed(memory, seconds(SHOWN_S, R / 2), SLOW, limit=3 * WIDE)
     assert larger.drain_rate == fallen.drain_rate
@@ -493,6 +495,8 @@ def test_what_comes_from_one_full_cache_to_the_next_has_drained() -> None:
     # Less than that is the writers', or there is room again.
     less = feed(feed(full, seconds(10, R / 2), QUICK), seconds(1, R), SLOW)
     assert less.drain_rate == R
+    soon = feed(feed(full, seconds(2, 2 * R), QUICK), seconds(0.5, R), SLOW)
+    assert soon.drain_rate == R
     # What fills an empty cache has not drained, nor what came in another flood.
     filled = feed(feed(KNOWN, seconds(10, 2 * R), QUICK), seconds(1, R), SLOW)
     assert filled.drain_rate == R

@@ -5,8 +5,8 @@ A write cache completes writes at link speed until it is full, so the highest ra
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
 wait for the media once it has none.  So R is the flusher's rate under a full cache, also where the
 limit is the one as found; and no less than what comes between two moments at which it is full.  No
-limit of ours lowers it: only a rate under a limit that lets in more
-than that counts against it; under a pace, a rate below the pace.
+limit of ours lowers it: only a rate under a limit that lets in more than that counts against it;
+under a pace, a rate below the pace.
 
 What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
 takes media time of its own.  Seconds of R lost for each sync are the price of one.  Under a pace
