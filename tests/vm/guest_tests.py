@@ -66,13 +66,16 @@ def read_junit(text: str) -> Tally:
 def check_run(result: Result, report: str) -> None:
     """Fail unless the guest's tests, of which `report` is the JUnit XML, prove something.
 
-    What failed comes last: whoever cuts a long report keeps its end.
+    The names of what failed come first, for pytest's summary, and what failed comes last: whoever
+    cuts a long report keeps its end.
     """
     print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
     tally = read_junit(report)
     if not tally.proves or result.returncode:
+        names = [each.partition(":")[0] for each in (*tally.failed, *tally.skipped)]
         pytest.fail("\n\n".join([
-            result.output.rstrip(), f"{tally.passed} passed, exit code {result.returncode}",
+            " ".join(["in the guest:", *names]), result.output.rstrip(),
+            f"{tally.passed} passed, exit code {result.returncode}",
             *(f"skipped: {each}" for each in tally.skipped),
             *(f"failed: {each}" for each in tally.failed),
         ]), pytrace=False)  # fmt: skip
