@@ -19,12 +19,7 @@ from writebackd.kernel.uevents import open_uevents
 from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.report.attribution import name_writers
-from writebackd.storage.backing_watch import (
-    CACHES_S,
-    BackingWatch,
-    look_at_caches,
-    together,
-)
+from writebackd.storage.backing_watch import CACHES_S, BackingWatch, look_at_caches, together
 from writebackd.types.levers import Action, ForeignWrite
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device

@@ -29,13 +29,7 @@ from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError, Object, library
 from writebackd.kernel.map_readers import Reading
-from writebackd.kernel.probe import (
-    BpfProbe,
-    ProcfsProbe,
-    object_image,
-    object_path,
-    open_probe,
-)
+from writebackd.kernel.probe import BpfProbe, ProcfsProbe, object_image, object_path, open_probe
 from writebackd.types.histogram import BUCKET_EDGES_S
 from writebackd.types.levers import ForeignWrite
 from writebackd.types.samples import ClassSample, IoClass, SyncSample

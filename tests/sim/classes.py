@@ -16,16 +16,7 @@ from typing import Dict, Optional, Sequence, Tuple
 from tests.sim import bench
 from tests.sim.bench import Run
 from tests.sim.plant import MB, Disk, Event, Flood, SyncLoad
-from tests.sim.scenarios import (
-    FAST_RAID,
-    NVME,
-    RAID,
-    SLOW_RAID,
-    SSD,
-    SSD_VOLATILE,
-    STICK,
-    Scenario,
-)
+from tests.sim.scenarios import FAST_RAID, NVME, RAID, SLOW_RAID, SSD, SSD_VOLATILE, STICK, Scenario
 from writebackd.policy import load_policy
 from writebackd.types.decision import Mode
 

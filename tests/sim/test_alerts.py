@@ -13,16 +13,7 @@ from typing import Optional
 import pytest
 from hypothesis import given
 
-from tests.sim.alerts import (
-    HEALTHY,
-    SEEDS,
-    TROUBLES,
-    Host,
-    Trouble,
-    false_alarms,
-    hurt,
-    right,
-)
+from tests.sim.alerts import HEALTHY, SEEDS, TROUBLES, Host, Trouble, false_alarms, hurt, right
 from tests.sim.cases import POLICY, Case, cases, runs
 from tests.sim.month import alerts_of_a_month
 from tests.sim.plant import MB, Flood, Plant, SyncLoad

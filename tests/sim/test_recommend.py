@@ -12,12 +12,7 @@ from tests.sim.plant import MB, RATIOS, Loop
 from tests.sim.scenarios import BY_NAME, Scenario
 from writebackd.policy import load_policy
 from writebackd.report.device_figures import Collector, Figures
-from writebackd.report.recommendation import (
-    ENOUGH_FLOOD_S,
-    Host,
-    Recommendation,
-    recommend,
-)
+from writebackd.report.recommendation import ENOUGH_FLOOD_S, Host, Recommendation, recommend
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode

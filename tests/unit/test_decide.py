@@ -14,12 +14,12 @@ from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
 from writebackd.control import reasons
 from writebackd.control.decide import MOST_INTRUSIONS, decide
-from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
+from writebackd.control.device_decision import decide_device, kernel_floor_bytes
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
 from writebackd.tuning import RELEASE_S, WAVE_S
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, DeviceState
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import ForeignWrite
@@ -279,7 +279,7 @@ NOW, RATE = 5000.0, 250.0 * MB
 
 
 def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = NOW,
-           ) -> "tuple[DeviceTarget, DeviceMemory]":
+           ) -> "tuple[DeviceDecision, DeviceMemory]":
     bounds = POLICY.for_device(DISK.name, DISK.devno)
     least = kernel_floor_bytes(HOST)
     return decide_device(POLICY, bounds, least, now_s, 1.0, in_force, seen, memory)

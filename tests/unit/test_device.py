@@ -11,11 +11,11 @@ import pytest
 import samples
 from plant import DISK
 from writebackd.control import reasons
-from writebackd.control.device_decision import DeviceTarget, decide_device
+from writebackd.control.device_decision import decide_device
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
 from writebackd.tuning import BURST_S, RELEASE_S, SHOWN_S, WAVE_S
-from writebackd.types.decision import Basis, DeviceState, Rule
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 
@@ -49,14 +49,14 @@ def memory(
 def decided(
     seen: Estimate, before: Optional[DeviceMemory] = None, in_force: float = LIMIT,
     own: DevicePolicy = OWN, most: Optional[int] = None, least: int = LEAST, pace: float = 0.0,
-) -> "tuple[DeviceTarget, DeviceMemory]":  # fmt: skip
+) -> "tuple[DeviceDecision, DeviceMemory]":  # fmt: skip
     before = memory() if before is None else before
     return decide_device(
         POLICY, own, least, NOW, DT_S, int(in_force), seen, before, most, pace=pace or None
     )
 
 
-def basis(want: DeviceTarget) -> Basis:
+def basis(want: DeviceDecision) -> Basis:
     assert want.basis is not None
     return want.basis
 

@@ -11,7 +11,6 @@ import pytest
 from plant import DISK, HOST
 from samples import estimate
 from writebackd.control.decide import decide, rebounded, released
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.device_limits import DeviceLimits, plan_device_limits
 from writebackd.estimate.limit_shares import reserved, shared_limit
 from writebackd.kernel.bdi import WHOLE, fraction
@@ -19,7 +18,7 @@ from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.tuning import AGAIN_S, CACHE_S, DEADBAND, IN_FORCE, MOST_OWN, WAVE_S
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import Decision, DeviceState, Mode, Rule
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import Action, ForeignWrite, LeverKind, Setting, VmLimits
@@ -48,8 +47,8 @@ def policy(**levers: object) -> Policy:
 CAPS = policy(per_device=True)
 
 
-def want(name: str, target: Optional[int] = TIGHT, demand: bool = True) -> DeviceTarget:
-    return DeviceTarget(name, DeviceState.GUARD, target, demand, "", ())
+def want(name: str, target: Optional[int] = TIGHT, demand: bool = True) -> DeviceDecision:
+    return DeviceDecision(name, DeviceState.GUARD, target, "", demand=demand)
 
 
 def sample(limit: int = TIGHT, actions: Sequence[Action] = (), now_s: float = NOW) -> Sample:
@@ -78,7 +77,7 @@ WANTS = (want("sda"), want("dm-0", LOOSE, demand=False))
 
 def asked(
     memory_: Memory, sample_: Sample = sample(),  # noqa: B008
-    wants: Sequence[DeviceTarget] = WANTS, policy_: Policy = CAPS,
+    wants: Sequence[DeviceDecision] = WANTS, policy_: Policy = CAPS,
 ) -> DeviceLimits:  # fmt: skip
     return plan_device_limits(policy_, memory_, sample_, wants)
 
@@ -303,7 +302,7 @@ def plugged_in(limit: int = FOUND, actions: Sequence[Action] = ()) -> Sample:
     return replace(sample(limit, actions), devices=(DeviceSample(ARRAY), DeviceSample(STICK)))
 
 
-def stick(target: Optional[int] = None, demand: bool = False) -> DeviceTarget:
+def stick(target: Optional[int] = None, demand: bool = False) -> DeviceDecision:
     return want(STICK.name, target, demand)
 
 
@@ -317,7 +316,7 @@ def with_stick(flooded_s: float = NEVER, **more: object) -> Memory:
 def own(
     memory_: Memory,
     sample_: Sample = plugged_in(),  # noqa: B008
-    wants: Sequence[DeviceTarget] = (want("sda", None, demand=False), stick()),
+    wants: Sequence[DeviceDecision] = (want("sda", None, demand=False), stick()),
     policy_: Policy = DESKTOP,
 ) -> DeviceLimits:
     return asked(memory_, sample_, wants, policy_)

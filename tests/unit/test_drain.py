@@ -10,18 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import pytest
 
 import samples
-from drain_cases import (
-    IDLE_S,
-    KNOWN,
-    LIMIT,
-    MB,
-    POLICY,
-    QUICK,
-    SLOW,
-    THRESHOLD,
-    R,
-    syncs,
-)
+from drain_cases import IDLE_S, KNOWN, LIMIT, MB, POLICY, QUICK, SLOW, THRESHOLD, R, syncs
 from plant import DISK, HOST, latencies
 from writebackd.control.device_decision import decide_device, kernel_floor_bytes
 from writebackd.estimate import drain

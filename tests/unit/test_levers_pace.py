@@ -11,14 +11,7 @@ from typing import Iterator, Sequence
 import pytest
 
 from fake_levers import CGROUPS, FakeLevers
-from lever_cases import (
-    FIXTURES,
-    UNIT,
-    holding,
-    pace,
-    settle,
-    started,
-)
+from lever_cases import FIXTURES, UNIT, holding, pace, settle, started
 from limit_cases import saved
 from writebackd.actuate import lever_plan
 from writebackd.actuate.ledger import load

@@ -39,14 +39,7 @@ from writebackd.notify.alert_text import (
     who,
 )
 from writebackd.notify.journal_route import MESSAGE_IDS, fields, journal_route
-from writebackd.notify.route import (
-    MAX_WAITING,
-    REFUSALS,
-    Backoff,
-    QueuedRoute,
-    Refused,
-    RouteError,
-)
+from writebackd.notify.route import MAX_WAITING, REFUSALS, Backoff, QueuedRoute, Refused, RouteError
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = "https://wiki/runbook"

@@ -12,11 +12,10 @@ import pytest
 
 from plant import HOST, RATIOS
 from samples import flooded
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.pacing.pace import pace
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import DeviceState
+from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import CgroupControl, CgroupSample, DeviceSample, Sample, VmState
@@ -52,7 +51,7 @@ def calls_of(disks: int, shared: bool, held: bool) -> int:
     estimates = {name: flooded(name, 0.1, 0.2, 100.0, 0.5) for name in names}
     if shared and not held:
         estimates = {name: replace(each, flooded=False) for name, each in estimates.items()}
-    wants = [DeviceTarget(name, DeviceState.GUARD, 1 << 20, True, "", ()) for name in names]
+    wants = [DeviceDecision(name, DeviceState.GUARD, 1 << 20, "", demand=True) for name in names]
     paces: Dict[str, PaceMemory] = {}
     if held:
         paces = {

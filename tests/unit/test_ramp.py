@@ -15,12 +15,7 @@ from writebackd.control.decide import decide
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
-from writebackd.tuning import (
-    AT_ONCE_BYTES,
-    AT_ONCE_MOST_BYTES,
-    AT_ONCE_S,
-    HEADROOM,
-)
+from writebackd.tuning import AT_ONCE_BYTES, AT_ONCE_MOST_BYTES, AT_ONCE_S, HEADROOM
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import VmState
 

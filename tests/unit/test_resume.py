@@ -16,13 +16,12 @@ from plant import DISK
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import ADOPTED_HOLD_S, taken_over
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.device_limits import plan_device_limits
 from writebackd.control.resume import resumed
 from writebackd.kernel import cgroup_io_max
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import DeviceSample, Sample
 
@@ -153,7 +152,7 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
 def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
     loaded = load_policy("default", root=Path("/nonexistent"))
     policy = replace(loaded, levers=replace(loaded.levers, per_device=True))
-    want = DeviceTarget(DISK.name, DeviceState.IDLE, None, False, "", ())
+    want = DeviceDecision(DISK.name, DeviceState.IDLE, None, "")
     host = PacedPlant(policy)
     sample: Sample = replace(host._sample(), devices=(DeviceSample(DISK),), cgroups=())
     memory = resumed(

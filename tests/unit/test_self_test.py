@@ -10,13 +10,7 @@ from typing import Callable, List
 import pytest
 
 from fake_levers import BDI, FakeLevers
-from lever_cases import (
-    CAP,
-    FIXTURES,
-    bdi_settings,
-    settle,
-    started,
-)
+from lever_cases import CAP, FIXTURES, bdi_settings, settle, started
 from limit_cases import MIB
 from writebackd.actuate import lever_plan, self_test
 from writebackd.actuate.ledger import load

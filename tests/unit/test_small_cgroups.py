@@ -10,14 +10,13 @@ import pytest
 
 from plant import HOST, Plant
 from writebackd.control.decide import decide, released
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.small_cgroups import RaisedLimit, raise_limit
 from writebackd.estimate.estimator import estimate
 from writebackd.estimate.limit_shares import needed, share_of, shared_limit
 from writebackd.policy import load_policy
 from writebackd.tuning import GRAIN_BYTES, WAVE_S
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, DeviceState
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import CgroupMemory, CgroupSample, Sample, VmState
@@ -27,7 +26,7 @@ GB = 1 << 30
 POLICY = load_policy("default")
 SMALL = "/docker/small.scope"
 PAGE = HOST.page_size
-DEMAND = DeviceTarget("sda", DeviceState.GUARD, 2 * MB, True, "", ())
+DEMAND = DeviceDecision("sda", DeviceState.GUARD, 2 * MB, "", demand=True)
 
 
 def cgroup(

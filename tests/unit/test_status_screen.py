@@ -13,12 +13,7 @@ import pytest
 
 import samples
 from writebackd import formats
-from writebackd.cli.answer_screens import (
-    render_devices,
-    render_findings,
-    render_verify,
-    render_why,
-)
+from writebackd.cli.answer_screens import render_devices, render_findings, render_verify, render_why
 from writebackd.cli.status_screen import clean, render_status, wants_colour
 from writebackd.report.device_answers import devices_json
 from writebackd.report.snapshot import Snapshot

@@ -13,15 +13,7 @@ import pytest
 
 import schema
 from trial_case import FOUND, made, plan
-from writebackd.trial.analysis import (
-    P99,
-    SYNC_RATE,
-    WRITE_RATE,
-    Result,
-    analyse,
-    interval,
-    student,
-)
+from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, Result, analyse, interval, student
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, order, settle_s
 from writebackd.trial.summary import TrialSummary, remarks, report_json, verdict
 from writebackd.trial.trial_page import block_line, render, text_plot

@@ -21,13 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import arm64
-from .fetch_kernel import (
-    CHECKOUT,
-    KernelUnavailable,
-    fetch,
-    fetch_bcc,
-    fetch_storage_tools,
-)
+from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch, fetch_bcc, fetch_storage_tools
 from .guest_tests import PYTEST, Run, run_in_guest
 from .inside.recorded import FLOOD, IO_INSTRUCTIONS
 from .kernels import KERNELS, of_suite

@@ -15,14 +15,7 @@ from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_answer, width
-from writebackd.cli.status_screen import (
-    Paint,
-    clean,
-    labelled,
-    moment,
-    wants_colour,
-    wrapped,
-)
+from writebackd.cli.status_screen import Paint, clean, labelled, moment, wants_colour, wrapped
 from writebackd.command_line import complain
 from writebackd.notify.alert_text import fact, who
 from writebackd.paths import HISTORY, STATE_DIR

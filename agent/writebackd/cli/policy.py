@@ -27,13 +27,7 @@ from writebackd.policy import (
     render,
 )
 from writebackd.policy.keys import KEYS, WHEN, Key
-from writebackd.policy.match import (
-    NAMED,
-    Choice,
-    Verdict,
-    choose,
-    without_unwanted_pace,
-)
+from writebackd.policy.match import NAMED, Choice, Verdict, choose, without_unwanted_pace
 from writebackd.policy.timetable import Open, read_timetable
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}

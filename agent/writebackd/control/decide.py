@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.control import reasons
 from writebackd.control.destage import plan_destage
-from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
-from writebackd.control.device_limits import plan_device_limits
+from writebackd.control.device_decision import decide_device, kernel_floor_bytes
+from writebackd.control.device_limits import DeviceLimits, plan_device_limits
 from writebackd.control.pacing.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.control.small_cgroups import raise_limit
@@ -33,6 +33,15 @@ REAPPLIED_S = 60.0
 REAPPLIED_MOST = 3
 
 
+class _Goal(NamedTuple):
+    """Where the global limit is heading."""
+
+    limit: Optional[int]  # None: the original limits
+    background_of: Optional[int]  # the goal that the background limit follows
+    reason: str
+    held: bool  # since a restart: the limit of before, with the bytes that were stuck then
+
+
 def decide(
     policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Tuple[Decision, Memory]:
@@ -44,20 +53,47 @@ def decide(
     memory = _noted(_retried(memory, sample), sample)
     if memory.trial is not None and memory.trial.original and memory.yielded is None:
         return _as_found(policy, memory, memory.trial, sample, estimates)
-    wants: List[DeviceTarget] = []
+    least = kernel_floor_bytes(sample.host)
+    wants, remembered = _wants(policy, memory, sample, estimates, least)
+    paced = pace(policy, memory, sample, estimates, wants, remembered)
+    wants, memory = paced.wants, paced.memory
+    if memory.draining and memory.yielded is None and memory.pin_bytes is None:
+        wants = _at_the_floor(policy, memory, sample, wants, least)
+    devices = tuple(_numbered(want, remembered) for want in wants)
+    extra = plan_device_limits(policy, replace(memory, devices=remembered), sample, wants)
+    destage, memory = plan_destage(policy, extra.memory, sample, estimates)
+    needed, reason, decider = _arbitrate(extra.shared, memory)
+    devices = tuple([
+        _held_to(each, decider, needed, memory) if each.rule is Rule.COMING else each
+        for each in devices
+    ])
+    goal, memory = _goal(policy, memory, sample, extra, needed, reason)
+    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
+    decision = Decision(
+        None, None, None, goal.reason, devices, paced.settings + extra.settings + destage, hurry,
+        next((each.decision_id for each in devices if each.name == decider), None),
+    )  # fmt: skip
+    if goal.limit is not None:
+        return _next_step(policy, memory, sample, estimates, goal, goal.limit, decision)
+    return decision, replace(
+        memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry, stuck_room=0
+    )
+
+
+def _wants(
+    policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate], least: int
+) -> Tuple[List[DeviceDecision], Dict[str, DeviceMemory]]:
+    """What each device needs by itself, or what overrides that, and its memory."""
+    wants: List[DeviceDecision] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps, held_at = shared_limit(memory, sample), memory.caps, paces(memory)
-    least, most = kernel_floor_bytes(sample.host), memory_most(policy, sample.vm)
+    most = memory_most(policy, sample.vm)
     for seen in sample.devices:
         device = seen.device
         name = device.name
         if seen.excluded is not None:
             remembered[name] = memory.devices[name]
-            wants.append(
-                DeviceTarget(
-                    name, DeviceState.EXCLUDED, None, False, seen.excluded, (seen.excluded,)
-                )
-            )
+            wants.append(_excluded(name, seen.excluded))
             continue
         cap = caps.get(name)
         want, remembered[name] = decide_device(
@@ -83,68 +119,60 @@ def decide(
             _override(want, DeviceState.PINNED, memory.pin_bytes, reasons.PINNED)
             for want in wants
         ]
+    return wants, remembered
 
-    paced = pace(policy, memory, sample, estimates, wants, remembered)
-    wants, memory = paced.wants, paced.memory
-    if memory.draining and memory.yielded is None and memory.pin_bytes is None:
-        wants = _at_the_floor(policy, memory, sample, wants, least)
-    devices = tuple(_record(want, remembered) for want in wants)
-    memory = replace(memory, devices=remembered)
-    extra = plan_device_limits(policy, memory, sample, wants)
-    destage, memory = plan_destage(policy, extra.memory, sample, estimates)
-    settings = paced.settings + extra.settings + destage
-    goal, reason, decider = _arbitrate(extra.shared, memory)
-    decision_id = next((each.decision_id for each in devices if each.name == decider), None)
-    devices = tuple([
-        _held_to(each, decider, goal, memory) if each.rule is Rule.COMING else each
-        for each in devices
-    ])
-    if goal is not None:
-        goal = min(goal + extra.reserve, max(goal, policy.limits.ceiling_bytes))
+
+def _goal(
+    policy: Policy, memory: Memory, sample: Sample, extra: DeviceLimits, needed: Optional[int],
+    reason: str,
+) -> Tuple[_Goal, Memory]:
+    """The limit that the devices need, as far as memory and small cgroups allow it."""
+    limit = needed
+    if limit is not None:
+        limit = min(limit + extra.reserve, max(limit, policy.limits.ceiling_bytes))
         most = memory_most(policy, sample.vm)
-        if most is not None and goal > most and memory.pin_bytes is None:
-            goal = most
+        if most is not None and limit > most and memory.pin_bytes is None:
+            limit = most
             reason += reasons.of_memory(most, DIRTYABLE_SHARE)
-    lifted = raise_limit(policy, memory, sample, goal, extra.shared)
+    lifted = raise_limit(policy, memory, sample, limit, extra.shared)
     memory = replace(memory, lift=lifted.memory)
-    wanted = goal  # the background limit follows this, not the raised goal
+    background_of = limit
     if lifted.reason:
         reason += f"; {lifted.reason}"
-    if memory.lift is not None and memory.lift.limit_bytes is not None:
-        goal = memory.lift.limit_bytes
+    raised = memory.lift.limit_bytes if memory.lift is not None else None
+    if raised is not None:
+        limit = raised
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
-    held = held and goal is None and memory.yielded is None
+    held = held and limit is None and memory.yielded is None
     if held:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
-        goal, reason = memory.limit_bytes, reasons.RESTARTED
-    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
-    if goal is None:
-        memory = replace(
-            memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry,
-            stuck_room=0,
-        )
-        return Decision(None, None, None, reason, devices, settings, hurry, decision_id), memory
+        limit, reason = memory.limit_bytes, reasons.RESTARTED
     # With a reserve in the goal, a tenth of it may be as much as the whole need of a device.
-    if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
-        goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
-        if memory.lift is None or memory.lift.limit_bytes is None:
-            wanted = goal
+    unreserved = memory.pin_bytes is None and not extra.reserve
+    if limit is not None and unreserved and near(limit, memory.goal_bytes):
+        limit = max(memory.goal_bytes or limit, policy.limits.floor_bytes)
+        if raised is None:
+            background_of = limit
+    return _Goal(limit, background_of or limit, reason, held), memory
+
+
+def _next_step(
+    policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate],
+    goal: _Goal, limit: int, decision: Decision,
+) -> Tuple[Decision, Memory]:
+    """The limits of this tick on the way to `limit`, that of the goal."""
     # The limit held after a restart already includes the bytes stuck before it.
-    stuck = 0 if held else room_for_stuck(policy, memory, sample.vm, goal)
+    stuck = 0 if goal.held else room_for_stuck(policy, memory, sample.vm, limit)
+    reason = goal.reason
     if stuck:
         reason += reasons.stuck(stuck, ", ".join(memory.stuck.hang))
     # Raise at once: stuck pages leave no room for others, who had the goal to themselves before.
-    at_once = stuck + min(goal, memory.goal_bytes or goal) if stuck else 0
-    memory = replace(memory, goal_bytes=goal, stuck_room=stuck)
-    # Not for the background limit: it counts only pages waiting to be written, which may be few of
-    # the stuck ones, so a raised one could keep the flusher from starting.
-    wanted, goal = wanted or goal, goal + stuck
-    if memory.pin_bytes is not None or memory.limit_bytes == goal:
-        # Already there, or pinned by the admin, which takes effect at once.
-        limit = goal
-    else:
+    at_once = stuck + min(limit, memory.goal_bytes or limit) if stuck else 0
+    memory = replace(memory, goal_bytes=limit, stuck_room=stuck, hurry=decision.hurry)
+    end = limit = limit + stuck
+    if memory.pin_bytes is None and memory.limit_bytes != end:
         limit = next_limit(
-            goal,
+            end,
             sample.vm,
             sample.time_s,
             memory.last_raise_s,
@@ -153,22 +181,18 @@ def decide(
             # With a hung device, all dirty pages may belong to it.
             0.0 if hung_devices(sample) else slowest(estimates.values()),
             # The original limit may be below the floor, or 0.
-            max(at_once, policy.limits.floor_bytes, least),
+            max(at_once, policy.limits.floor_bytes, kernel_floor_bytes(sample.host)),
         )
-    if memory.pin_bytes is not None:
-        background = limit // 2
-    else:
-        background = next_background(limit, wanted, policy.limits.background)
+    background = limit // 2
+    if memory.pin_bytes is None:
+        # Not that of the raised goal: it counts only pages waiting to be written, which may be few
+        # of the stuck ones, so a raised one could keep the flusher from starting.
+        background = next_background(limit, goal.background_of or limit, policy.limits.background)
     background = max(sample.host.page_size, background)
-    raised = limit > sample.vm.threshold_bytes
-    memory = replace(
-        memory,
-        limit_bytes=limit,
-        background_bytes=background,
-        hurry=hurry,
-        last_raise_s=sample.time_s if raised else memory.last_raise_s,
-    )
-    return Decision(limit, background, goal, reason, devices, settings, hurry, decision_id), memory
+    raised_s = sample.time_s if limit > sample.vm.threshold_bytes else memory.last_raise_s
+    return replace(
+        decision, limit_bytes=limit, background_bytes=background, goal_bytes=end, reason=reason
+    ), replace(memory, limit_bytes=limit, background_bytes=background, last_raise_s=raised_s)
 
 
 def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
@@ -224,17 +248,14 @@ def _as_found(
         name = seen.device.name
         mine = memory.devices[name]
         if seen.excluded is not None:
-            wants.append(
-                DeviceTarget(
-                    name, DeviceState.EXCLUDED, None, False, seen.excluded, (seen.excluded,)
-                )
-            )
+            wants.append(_excluded(name, seen.excluded))
         else:
             demand = estimates[name].demand
             state = mine.state or (DeviceState.GUARD if demand else DeviceState.IDLE)
-            wants.append(DeviceTarget(name, state, goal, demand, reason, (reason,)))
+            steps = (reason,)
+            wants.append(DeviceDecision(name, state, goal, reason, steps=steps, demand=demand))
         remembered[name] = mine
-    devices = tuple(_record(want, remembered) for want in wants)
+    devices = tuple(_numbered(want, remembered) for want in wants)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     memory = replace(
         memory, devices=remembered, limit_bytes=limit, goal_bytes=goal,
@@ -310,8 +331,8 @@ def _whose(foreign: Sequence[ForeignWrite]) -> str:
 
 
 def _at_the_floor(
-    policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget], least: int
-) -> List[DeviceTarget]:
+    policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceDecision], least: int
+) -> List[DeviceDecision]:
     """The wants while devices are being drained: these need their floor."""
     floors = {}
     for seen in sample.devices:
@@ -328,9 +349,13 @@ def _at_the_floor(
     ]
 
 
+def _excluded(name: str, reason: str) -> DeviceDecision:
+    return DeviceDecision(name, DeviceState.EXCLUDED, None, reason, steps=(reason,))
+
+
 def _override(
-    want: DeviceTarget, state: DeviceState, target: Optional[int], reason: str
-) -> DeviceTarget:
+    want: DeviceDecision, state: DeviceState, target: Optional[int], reason: str
+) -> DeviceDecision:
     if want.state is DeviceState.EXCLUDED:
         return want
     steps = (*want.steps, reason)
@@ -339,7 +364,7 @@ def _override(
     )
 
 
-def _record(want: DeviceTarget, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
+def _numbered(want: DeviceDecision, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
     """The decision with its id, which is new if state or target changed."""
     memory = remembered[want.name]
     last, new = memory.target_bytes, want.target_bytes
@@ -349,16 +374,7 @@ def _record(want: DeviceTarget, remembered: Dict[str, DeviceMemory]) -> DeviceDe
             memory, state=want.state, target_bytes=new, decisions=memory.decisions + 1
         )
         remembered[want.name] = memory
-    return DeviceDecision(
-        name=want.name,
-        state=want.state,
-        target_bytes=new,
-        reason=want.reason,
-        decision_id=f"{want.name}#{memory.decisions}",
-        steps=want.steps,
-        basis=want.basis,
-        rule=want.rule,
-    )
+    return replace(want, decision_id=f"{want.name}#{memory.decisions}")
 
 
 def _held_to(
@@ -375,7 +391,7 @@ def _held_to(
 
 
 def _arbitrate(
-    wants: Sequence[DeviceTarget], memory: Memory
+    wants: Sequence[DeviceDecision], memory: Memory
 ) -> Tuple[Optional[int], str, Optional[str]]:
     """One limit for all devices: `(goal, reason, device)`; goal None means the original limits.
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from writebackd.control import reasons
 from writebackd.control.law import Bounds, follow, follow_pace
@@ -15,25 +14,10 @@ from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import BURST_S, PAYS, PREFER, RELEASE_S, SPEND, WAVE_S
 from writebackd.types.copying import replace
-from writebackd.types.decision import Basis, DeviceState, Rule
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import HostInfo
-
-
-@dataclass(frozen=True)
-class DeviceTarget:
-    """The limit one device needs; target None: the original limits."""
-
-    name: str
-    state: DeviceState
-    target_bytes: Optional[int]
-    demand: bool
-    reason: str
-    steps: Tuple[str, ...]  # as in DeviceDecision
-    basis: Optional[Basis] = None
-    rule: Rule = Rule.OTHER
-    pace_by: float = 1.0  # factor for the pace of its flood
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -60,7 +44,7 @@ def decide_device(
     most_bytes: Optional[int] = None,
     observing: bool = False,
     pace: Optional[float] = None,
-) -> Tuple[DeviceTarget, DeviceMemory]:
+) -> Tuple[DeviceDecision, DeviceMemory]:
     """The limit the device needs, and its memory updated by the law.
 
     `least_bytes` is the result of kernel_floor_bytes, `in_force` the limit the kernel applies now,
@@ -127,10 +111,9 @@ def decide_device(
     state = reasons.STATES.get(rule, DeviceState.PACE)
     if rule is Rule.FLOOR and reasons.wait_s(estimate) > (basis.objective_s or 0.0):
         state = DeviceState.EXHAUSTED
-    want = DeviceTarget(
-        name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,
-        steps=(reason,), basis=basis, rule=rule, pace_by=pace_by,
-    )  # fmt: skip
+    want = _decision(
+        estimate, state, target, reason, basis=basis, rule=rule, demand=True, pace_by=pace_by
+    )
     return want, replace(memory, law=law)
 
 
@@ -151,28 +134,22 @@ def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
 
 def _idle(
     own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
-) -> DeviceTarget:
+) -> DeviceDecision:
     if not lately or estimate.drain_rate is None:
         reason = reasons.without_demand(lately)
-        return DeviceTarget(
-            estimate.name, DeviceState.IDLE, None, False, reason, (reason,), rule=Rule.AS_FOUND
-        )
+        return _decision(estimate, DeviceState.IDLE, None, reason, rule=Rule.AS_FOUND)
     target = _clamp(estimate.drain_rate * own.drain_time_s, floor, ceiling)
     reason = reasons.relaxed(target, estimate.drain_rate, own.drain_time_s)
-    return DeviceTarget(
-        estimate.name, DeviceState.IDLE, target, False, reason, (reason,), rule=Rule.RELAXED
-    )
+    return _decision(estimate, DeviceState.IDLE, target, reason, rule=Rule.RELAXED)
 
 
 def _blind(
     policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
-) -> DeviceTarget:
+) -> DeviceDecision:
     """If fsync is not visible, assume that somebody syncs during a flood and shortly after it."""
     if not (estimate.flooded or lately):
         reason = reasons.blind(None, None, WAVE_S)
-        return DeviceTarget(
-            estimate.name, DeviceState.BLIND, None, False, reason, (reason,), rule=Rule.BLIND
-        )
+        return _decision(estimate, DeviceState.BLIND, None, reason, rule=Rule.BLIND)
     wanted = float(own.rest_bytes)
     if estimate.drain_rate is not None:
         least = min(own.rest_bytes, policy.limits.rest_bytes)
@@ -180,9 +157,13 @@ def _blind(
     target = _clamp(wanted, floor, ceiling)
     rate = estimate.background_rate if estimate.flooded else None
     reason = reasons.blind(target, rate, WAVE_S)
-    return DeviceTarget(
-        estimate.name, DeviceState.BLIND, target, True, reason, (reason,), rule=Rule.BLIND
-    )
+    return _decision(estimate, DeviceState.BLIND, target, reason, rule=Rule.BLIND, demand=True)
+
+
+def _decision(
+    estimate: Estimate, state: DeviceState, target: Optional[int], reason: str, **more: Any
+) -> DeviceDecision:
+    return DeviceDecision(estimate.name, state, target, reason, steps=(reason,), **more)
 
 
 def _clamp(value: float, low: int, high: int) -> int:

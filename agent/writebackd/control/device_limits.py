@@ -18,7 +18,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Tuple
 
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.ramp import near
 from writebackd.estimate.limit_shares import reserved, shared_limit
 from writebackd.policy.schema import Policy
@@ -33,7 +32,7 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import Mode
+from writebackd.types.decision import DeviceDecision, Mode
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import Sample
 
@@ -45,7 +44,7 @@ class DeviceLimits:
     `reserve`: bytes to add to the global limit for pages dirty under standing caps.
     """
 
-    shared: List[DeviceTarget]
+    shared: List[DeviceDecision]
     settings: Tuple[Setting, ...]
     memory: Memory
     reserve: int = 0
@@ -55,7 +54,7 @@ def plan_device_limits(
     policy: Policy,
     memory: Memory,
     sample: Sample,
-    wants: Sequence[DeviceTarget],
+    wants: Sequence[DeviceDecision],
 ) -> DeviceLimits:
     """Settings of caps; nothing while yielded or pinned."""
     if memory.yielded is not None or memory.pin_bytes is not None:
@@ -109,7 +108,7 @@ def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
 
 
 def _caps(
-    memory: Memory, sample: Sample, wants: Sequence[DeviceTarget], refused: Mapping[str, float],
+    memory: Memory, sample: Sample, wants: Sequence[DeviceDecision], refused: Mapping[str, float],
     own: Mapping[str, int],
 ) -> Dict[str, Cap]:
     caps: Dict[str, Cap] = {}
@@ -188,7 +187,7 @@ def _caps(
     return caps
 
 
-def _is_tightest(want: DeviceTarget, least: int, shared: int) -> bool:
+def _is_tightest(want: DeviceDecision, least: int, shared: int) -> bool:
     """Whether no device needs less, and the global limit has come down to this need."""
     target = want.target_bytes
     return want.demand and target is not None and target <= least and shared <= IN_FORCE * target

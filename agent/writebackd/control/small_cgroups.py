@@ -17,12 +17,12 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.control import reasons
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.estimate.limit_shares import limited, needed, share_of
 from writebackd.policy.schema import Policy
 from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, HELD_BACK_SHARE, OTHERS_SHARE, WAVE_S
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Lift, Memory
+from writebackd.types.decision import DeviceDecision
 from writebackd.types.samples import CgroupMemory, Sample
 
 
@@ -39,7 +39,7 @@ def raise_limit(
     memory: Memory,
     sample: Sample,
     goal: Optional[int],
-    wants: Sequence[DeviceTarget],
+    wants: Sequence[DeviceDecision],
 ) -> RaisedLimit:
     """The limit to set instead of `goal` (bytes; None: the original limits) for small cgroups.
 
@@ -72,7 +72,7 @@ def raise_limit(
     return RaisedLimit(replace(result, limit_bytes=limit), f"{now}; {raised}")
 
 
-def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget]) -> int:
+def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceDecision]) -> int:
     """The largest raised limit, bytes: the one used without sync demand.
 
     A flood of other cgroups may fill it before the next tick, and must drain within drain-time.
@@ -114,7 +114,7 @@ def _strangled(
 
 
 def _others(
-    memory: Memory, sample: Sample, small: Mapping[str, float], wants: Sequence[DeviceTarget]
+    memory: Memory, sample: Sample, small: Mapping[str, float], wants: Sequence[DeviceDecision]
 ) -> Optional[str]:
     """Describes another cgroup's flood of a device with sync demand; None without one."""
     protected = {want.name for want in wants if want.demand}

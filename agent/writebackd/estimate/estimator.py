@@ -11,15 +11,7 @@ from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.estimate.sync_demand import demand_of, unwaited_syncs, update_baseline
 from writebackd.estimate.true_fill import TrueFill, true_fills, with_true_fill
 from writebackd.policy.schema import Policy
-from writebackd.tuning import (
-    BURST_S,
-    BUSY_SHARE,
-    CACHE_S,
-    GAP_S,
-    SHARE_HALF_S,
-    SHARE_LEAST,
-    USES,
-)
+from writebackd.tuning import BURST_S, BUSY_SHARE, CACHE_S, GAP_S, SHARE_HALF_S, SHARE_LEAST, USES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory

@@ -23,13 +23,7 @@ from writebackd.report.control_server import (
     open_unix_listener,
     remove_socket,
 )
-from writebackd.report.metrics import (
-    CONTENT_TYPES,
-    OPENMETRICS,
-    PROMETHEUS,
-    metrics_json,
-    render,
-)
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, metrics_json, render
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger(__name__)

@@ -5,17 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import (
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles

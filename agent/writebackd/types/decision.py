@@ -65,19 +65,18 @@ class Basis:
 
 @dataclass(frozen=True)
 class DeviceDecision:
-    """The limit one device needs, and why.
-
-    control/explain.py renders the complete reasoning on request.
-    """
+    """The limit one device needs, and why; control/explain.py renders the complete reasoning."""
 
     name: str
     state: DeviceState
     target_bytes: Optional[int]  # None: the original limits
     reason: str
-    decision_id: str
+    decision_id: str = ""  # given once all devices are decided
     steps: Tuple[str, ...] = ()  # what was concluded, one sentence each
     basis: Optional[Basis] = None
     rule: Rule = Rule.OTHER
+    demand: bool = False
+    pace_by: float = 1.0  # factor for the pace of its flood
 
 
 @dataclass(frozen=True)

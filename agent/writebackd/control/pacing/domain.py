@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import formats
 from writebackd.control import reasons
-from writebackd.control.device_decision import DeviceTarget, kernel_floor_bytes
+from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.control.pacing.exclusions import unit_of
 from writebackd.control.pacing.index import TickIndex
 from writebackd.estimate.limit_shares import shared_limit
@@ -17,7 +17,7 @@ from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Mode, Rule
+from writebackd.types.decision import DeviceDecision, Mode, Rule
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 from writebackd.types.levers import LeverKind
@@ -81,7 +81,7 @@ class PaceTick:
         scene: TickIndex,
         estimates: Mapping[str, Estimate],
         domain: Domain,
-        wants: Mapping[str, DeviceTarget],
+        wants: Mapping[str, DeviceDecision],
     ) -> None:
         self.policy, self.memory, self.scene, self.domain = policy, memory, scene, domain
         self.sample = scene.sample
@@ -96,7 +96,7 @@ class PaceTick:
     # or paced domain.
 
     @cached_property
-    def wants(self) -> List[DeviceTarget]:
+    def wants(self) -> List[DeviceDecision]:
         """The wants of the devices with sync demand."""
         wants = (self._all_wants[name] for name in self.domain.group)
         return [want for want in wants if want.demand]

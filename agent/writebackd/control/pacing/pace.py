@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Tuple
 
-from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.pacing.domain import Domain, PaceTick, limit_bytes
 from writebackd.control.pacing.exclusions import SYNCED_LATELY_S
 from writebackd.control.pacing.index import TickIndex
@@ -26,7 +25,7 @@ from writebackd.estimate.drain import unpriced
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import DeviceState
+from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind, Setting
@@ -43,7 +42,7 @@ MOST_SYNCERS = 4096
 class PacePlan:
     """What pacing adds to a tick's decision."""
 
-    wants: List[DeviceTarget]
+    wants: List[DeviceDecision]
     settings: Tuple[Setting, ...]
     memory: Memory
 
@@ -53,7 +52,7 @@ def pace(
     memory: Memory,
     sample: Sample,
     estimates: Mapping[str, Estimate],
-    wants: List[DeviceTarget],
+    wants: List[DeviceDecision],
     remembered: Dict[str, DeviceMemory],
 ) -> PacePlan:
     """The wants with those of paced devices replaced, the paces, and the memory.
