@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests/unit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/unit")]
 COPIED = ("agent", "tests", "docs", "policies", "systemd", "packaging", "debian", "bpf")
 LIMIT_S = 300.0
 
