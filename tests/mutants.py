@@ -35,6 +35,8 @@ class Mutant(NamedTuple):
 
 ACTUATOR, LEASE, WATCHER = "actuate/actuator.py", "actuate/lease.py", "actuate/watcher.py"
 CGROUPS, READERS = "kernel/cgroup_index.py", "kernel/map_readers.py"
+UNITS = "../../systemd/writebackd"
+UNSAVED = Mutant(ACTUATOR, "            self._save(wanted)\n        except", "        except")
 MUTANTS: Dict[str, List[Mutant]] = {
     "test_a_lease_is_held_until_it_is_called_in": [
         Mutant(LEASE, "return watch is not None and watch.revoked >= self._epoch", "return False"),
@@ -49,9 +51,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("daemon.py", "            self._executor.restore()\n\n    def _enter_window",
                "            pass\n\n    def _enter_window"),
     ],
-    "test_a_daemon_killed_at_any_write": [
-        Mutant(ACTUATOR, "            self._save(wanted)\n        except", "        except"),
-    ],
+    "test_a_daemon_killed_at_any_write": [UNSAVED],
     "test_what_was_in_force_before_the_lease_was_lost_is_forgotten": [
         Mutant("daemon.py", "released(self.state.memory)\n        self._adopt()",
                "self.state.memory\n        self._adopt()"),
@@ -319,6 +319,79 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("storage/tool_output.py", "    except ValueError as error:  # its text",
                "    except TypeError as error:  # its text"),
     ],
+    # What only a kernel, systemd or a disk that hangs shows.
+    "test_a_killed_daemon_leaves_nothing_behind": [
+        Mutant(WATCHER, "            if left <= 0:\n", "            if left <= -60:\n"),
+    ],
+    "test_a_restart_within_the_lease_does_not_let_the_limit_jump": [
+        Mutant(WATCHER, "left = max(line.remaining_s(now_s), self._grace_until_s - now_s)",
+               "left = line.remaining_s(now_s) if is_locked(self._dir) else 0.0"),
+    ],
+    "test_stopped": [Mutant(WATCHER, "self._do_restore(not alive,", "self._do_restore(True,")],
+    "test_stopped_and_then_killed": [
+        Mutant(WATCHER, "if not is_locked(self._dir):\n                self._restore()\n",
+               "if self._state == 'restored':\n                pass\n"),
+    ],
+    "test_map_that_cannot_be_read": [
+        Mutant("daemon.py", "SILENT_TICKS = 5\n", "SILENT_TICKS = 99\n"),
+    ],
+    "test_hung_sampler": [
+        Mutant("daemon.py", "self._stand_still(self._lease.take_again(self._begin_anew), sample)",
+               "self._stand_still('lost', sample)"),
+    ],
+    "test_a_watcher_that_does_not_watch_is_replaced": [
+        Mutant("daemon.py", "        self._watch.tend()\n", ""),
+    ],
+    "test_both_are_locked_in_memory": [
+        Mutant("kernel/memory_lock.py", "if libc.mlockall(flags)", "if flags < 0"),
+    ],
+    "test_after_a_clean_stop_the_watcher_ends": [
+        Mutant(WATCHER, "            if not self._stay:\n                return None\n        elif",
+               "        elif"),
+    ],
+    "test_at_random_points": [UNSAVED],
+    "test_full_run": [UNSAVED],
+    "test_full_disk_for_state": [
+        Mutant("report/history_store.py", "            log.warning(\"history %s: %s; events wait,",
+               "            log.debug(\"history %s: %s; events wait,"),
+    ],
+    "test_unplugged_under_a_flood": [
+        Mutant("kernel/disk_identity.py", "f\"file {backing} at", "f\"file at"),
+    ],
+    "test_it_goes_on_while_its_own_disk_hangs": [
+        Mutant("policy/reload.py", "            thread.start()\n", "            thread.run()\n"),
+    ],
+    "test_starting_a_program_from_a_disk_that_hangs_holds_up_nobody": [
+        Mutant("kernel/child_process.py", "_USE_VFORK = False", "_USE_VFORK = True"),
+    ],
+    "test_a_probe_opened_again_holds_nobody_up_and_knows_the_sync_that_is_stuck": [
+        Mutant("kernel/reprobe.py", "renewed.go_on_from(probe)", "pass"),
+    ],
+    "test_a_sync_of_a_process_that_proc_hides_stays": [
+        Mutant(READERS, "        os.kill(tid, 0)\n", "        os.stat(f'/proc/{tid}')\n"),
+    ],
+    "test_who_may_read_what_names_processes": [
+        Mutant("report/safe_files.py", "MODE = 0o640", "MODE = 0o644"),
+    ],
+    "test_it_costs_neither_ticks_nor_memory": [
+        Mutant("report/control_server.py", "if uid != 0:\n", "if uid != 1:\n"),
+    ],
+    "test_as_installed": [
+        Mutant(f"{UNITS}.service", "ReadWritePaths=/proc/sys/vm /sys/", "ReadWritePaths=/sys/"),
+    ],
+    "test_stopped_while_it_stands_still": [
+        Mutant("kernel/signals.py", "self.stop = signal.Signals(number).name", "pass"),
+    ],
+    "test_killed": [Mutant(f"{UNITS}.service", "Restart=on-failure\n", "Restart=no\n")],
+    "test_both_killed": [
+        Mutant(f"{UNITS}.service", "ExecStopPost=/usr/bin/writebackctl", "ExecStopPost=true"),
+    ],
+    "test_killed_for_good": [Mutant(f"{UNITS}-watch.service", "StopWhenUnneeded=yes\n", "")],
+    "test_killed_at_random_points": [UNSAVED],
+    "test_a_shutdown_drains_by_the_unit_as_it_is_installed": [
+        Mutant(f"{UNITS}-drain.service", "exec /usr/bin/writebackctl drain", "exec true"),
+    ],
+    "test_stopped_by_a_signal": [Mutant(f"{UNITS}.service", "WatchdogSec=30\n", "")],
 }
 
 
