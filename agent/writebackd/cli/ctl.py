@@ -341,7 +341,7 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
     trial.add_argument(
         "--stop-at", type=span, metavar="SPAN",
         help="stop when a commit takes this long (default: twice the ceiling, or 20 times its"
-        " unloaded median)",
+        " unloaded median if that is longer)",
     )  # fmt: skip
     trial.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write a page with plots (- is stdout)"

@@ -166,16 +166,16 @@ class Limits:
         "above a fifth of free memory and page cache."))
     drain_time_s: float = field(metadata=_device_key(TIME, "3s", "0.5s", "60s", doc=
         "Without sync demand the limit is relaxed to what the device drains in this time."))
-    # The kernel halves the limit itself when background is not below it, so 90 % is the most
-    # that is sure to be taken as written.
     background: float = field(metadata=_key(SHARE, "50%", "1%", "90%", doc=
-        "Background limit (where the flusher starts) as a share of the dirty limit."))
+        "Background limit (where the flusher starts) as a share of the dirty limit; more than 50% "
+        "counts as 50%."))
     step_up: float = field(metadata=_key(MULTIPLE, "2x", "1.1x", "16x", doc=
         "The limit grows by at most this factor in one step."))
     cooldown_s: float = field(metadata=_key(TIME, "1s", "0s", "10min", doc=
         "Minimum time between two increases."))
     rest_bytes: int = field(metadata=_device_key(SIZE, "4M", "8K", "1T", doc=
-        "Limit while there is sync demand and the device's drain rate is not yet known."))
+        "First limit of a flood beside commits while the device's drain rate is not yet known; it "
+        "rises from there."))
     lease_s: float = field(metadata=_key(TIME, "10s", "1s", "5min", doc=
         "The watcher process restores the original limits when the daemon has not renewed its "
         "lease for this long. At least five ticks. Takes effect at the next start."))
@@ -195,11 +195,11 @@ class Objective:
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
         "Share of the drain rate that a paced flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
-        "Half of `allowed-delay`, all of it, or twice as much; under a pace the share of the drain "
-        "rate that syncs may take from a flood: 1/4, 1/7 or 1/10."))
+        "Half of `allowed-delay`, all of it, or twice as much; under a pace syncs may take 1/4, 1/7"
+        " or 1/10 of the drain rate, at most what `pace-share` leaves."))
     min_sync_rate: float = field(metadata=_key(FREQUENCY, "0.1/s", "0.1/s", "1000000/s", doc=
         "Commits per second, over 10 s and at regular intervals, from which a device counts as "
-        "having sync demand."))
+        "having sync demand. So does one on which a commit waits for longer than the objective."))
     demand_hold_s: float = field(metadata=_key(TIME, "60s", "1s", "1h", doc=
         "How long sync demand outlasts its last sync during a flood. Without a flood: 5 s, or "
         "twice the gap after which syncs recently resumed, at most this."))
