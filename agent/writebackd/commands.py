@@ -216,7 +216,7 @@ class Commands:
     files: KernelFiles
     actuator: Actuator
     state: RuntimeState
-    keeper: LearnedStore
+    learned: LearnedStore
     # Answers with what was put back, and may raise OSError or ValueError.
     apply: Callable[[Command], Actions]
     trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]]
@@ -270,14 +270,14 @@ class Commands:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
-        found = [each.device.name for each in find_devices(snapshot, wanted)]
-        if len(found) > 1:
-            raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
-        if found[0] not in self.state.memory.devices or not self.keeper.was_read:
+        names = [each.device.name for each in find_devices(snapshot, wanted)]
+        if len(names) > 1:
+            raise RequestError(f"{wanted!r} may be {' or '.join(names)}: name one of these")
+        if names[0] not in self.state.memory.devices or not self.learned.was_read:
             raise RequestError("learned values are still being read: try again in a second", 1)
-        self.apply(Forget(found[0]))
-        log.info("learned values of %s dropped by uid %d", found[0], uid)
-        return forget_json(found[0], ["learned again from the next flood and fsync"])
+        self.apply(Forget(names[0]))
+        log.info("learned values of %s dropped by uid %d", names[0], uid)
+        return forget_json(names[0], ["learned again from the next flood and fsync"])
 
     def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """`start`, then `renew` until `end` or `hold`; without that a drain ends by itself."""
@@ -347,8 +347,8 @@ class Commands:
             self.state.memory.yielded,
             self.actuator.levers.held(vm.threshold_bytes),
             [
-                (str(lever), file_of(lever), written, found)
-                for lever, written, found in self.actuator.levers.differing()
+                (str(lever), file_of(lever), written, current)
+                for lever, written, current in self.actuator.levers.differing()
             ],
         )
 

@@ -127,10 +127,10 @@ class Daemon:
         self._executor = Executor(self._actuator, self.state.count_writes)
         self._executor.set_dry_run(self.state.memory.mode, off=False)
         self._history = History(options.state_dir / HISTORY)
-        self._teller = Publisher(self._history, self.policy.alerts, on_tick)
+        self._publisher = Publisher(self._history, self.policy.alerts, on_tick)
         kept = self.policy.history.samples_bytes
-        self._tape = Recorder(options.state_dir / SAMPLES, kept) if kept else None
-        self._keeper = LearnedStore(
+        self._recorder = Recorder(options.state_dir / SAMPLES, kept) if kept else None
+        self._learned = LearnedStore(
             options.state_dir / LEARNED, lambda memory: to_keep(memory, self.state.alerts.health)
         )
         self._actions: Actions = ()
@@ -139,13 +139,13 @@ class Daemon:
         self._signals = Signals()
         self._report = TickReport(
             self._files, self.state, self._monitor, self.policies, self._actuator, self._lease,
-            self._watch, self._history, self._teller, options.state_dir, _boottime(),
+            self._watch, self._history, self._publisher, options.state_dir, _boottime(),
         )
         self._exposition = Exposition(lambda: self.state.snapshot)
-        self._desk = TrialController(self._begin_trial, self._end_trial)
+        self._trial = TrialController(self._begin_trial, self._end_trial)
         self.handle = Commands(
-            self._files, self._actuator, self.state, self._keeper, self.apply, self._order_trial,
-            self._exposition.told, self._monitor.hidepid.option, _boottime,
+            self._files, self._actuator, self.state, self._learned, self.apply, self._order_trial,
+            self._exposition.as_json, self._monitor.hidepid.option, _boottime,
         ).handle
         self._hurry = False
         collect_seldom()
@@ -165,7 +165,7 @@ class Daemon:
     def _run(self, ready: Callable[[], None]) -> None:
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         loop = EventLoop(self._signals, [server, *self._open_metrics()])
-        self._teller.open_textfile(self.policies.first.metrics)
+        self._publisher.open_textfile(self.policies.first.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
@@ -190,15 +190,15 @@ class Daemon:
             self._signals.close()
             self._off_switch.close()
             self._monitor.sampler.probe.close()
-            self._teller.close()
-            self._keeper.keep(self.state.memory, time.time())
-            self._keeper.close(timeout=1.0)
+            self._publisher.close()
+            self._learned.keep(self.state.memory, time.time())
+            self._learned.close(timeout=1.0)
             ended = f"{self._signals.stop or 'an error'}, on-exit = {self.policy.on_exit}"
             ended += "" if done else ", which could not be done in full: see the log"
             self._history.record(Event(time.time(), "stop", text=ended))
             self._history.close(timeout=2.0)
-            if self._tape is not None:
-                self._tape.close(timeout=1.0)
+            if self._recorder is not None:
+                self._recorder.close(timeout=1.0)
 
     def _adopt(self) -> None:
         """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
@@ -240,7 +240,7 @@ class Daemon:
         if sample is None:
             return
         devices = [seen.device for seen in sample.devices]
-        self.state.memory = self._keeper.recall(self.state.memory, devices, sample.wall_s)
+        self.state.memory = self._learned.recall(self.state.memory, devices, sample.wall_s)
         policy = self._enter_window(sample.wall_s)
         self._step_trial(policy, sample)
         before = self.state.memory
@@ -248,9 +248,9 @@ class Daemon:
         decision, self.state.memory = decide(policy, memory, sample, estimates)
         self._orders.save(self.state)
         self._hurry = decision.hurry
-        if self._tape is not None:
-            self._tape.record(policy, before, sample, decision, self.state.memory)
-        self._keeper.keep_now_and_then(self.state.memory, sample)
+        if self._recorder is not None:
+            self._recorder.record(policy, before, sample, decision, self.state.memory)
+        self._learned.keep_now_and_then(self.state.memory, sample)
         self._act(decision, was_yielded=before.yielded is not None)
         self._report.tick(policy, sample, estimates, decision, self._actions)
 
@@ -288,11 +288,11 @@ class Daemon:
 
     def _step_trial(self, policy: Policy, sample: Sample) -> None:
         """The arm of this tick, where a trial is on; with its end all else may change as well."""
-        if not self._desk.running:
+        if not self._trial.running:
             return
         estimates, memory = estimate(policy, self.state.memory, sample)
         alerts = self.state.snapshot.alerts if self.state.snapshot is not None else ()
-        trial = self._desk.step(sample, estimates, memory, alerts)
+        trial = self._trial.step(sample, estimates, memory, alerts)
         if trial != self.state.memory.trial:
             self.state.memory = replace(self.state.memory, trial=trial)
 
@@ -313,7 +313,7 @@ class Daemon:
         last, now = self.policies.advance(wall_s)
         if last is not None and last.policy is not now.policy and last.policy != now.policy:
             self.state.memory = rebounded(self.state.memory)
-            self._desk.end(End.DISTURBED, "another window of the policy has opened")
+            self._trial.end(End.DISTURBED, "another window of the policy has opened")
         changed = window_in_words(last.window if last is not None else None, now.window)
         if changed:
             log.info("%s", changed)
@@ -324,7 +324,7 @@ class Daemon:
         last, self.state.off = self.state.off, self._off_switch.file()
         if (last is None) == (self.state.off is None):
             return
-        self._desk.end(End.DISTURBED, f"{self.state.off} exists")
+        self._trial.end(End.DISTURBED, f"{self.state.off} exists")
         if self.state.off is not None:
             log.warning("%s exists: original limits restored until it is removed", self.state.off)
             self._executor.restore()
@@ -356,7 +356,7 @@ class Daemon:
 
     def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
         """Nothing is decided in this tick; `sample` is what it could read."""
-        self._desk.end(End.DISTURBED, problem)
+        self._trial.end(End.DISTURBED, problem)
         self._report.standing_still(problem, SILENT_TICKS, sample)
 
     def _open_metrics(self) -> List[MetricsServer]:
@@ -381,7 +381,7 @@ class Daemon:
         policy = self.policies.take()
         if policy is None:
             return
-        self._desk.end(End.DISTURBED, "the policy was read again")
+        self._trial.end(End.DISTURBED, "the policy was read again")
         # Bounds may have moved; caps that the policy no longer has go with the next decision.
         self.state.memory = rebounded(self.state.memory)
         # The verb beats the command line, which beats the policy.
@@ -391,7 +391,7 @@ class Daemon:
             self.apply(SetMode(mode, by_verb=False))
         if not self.state.trial_just_ended:
             self._actuator.set_on_exit(policy.on_exit)
-        self._teller.routes.reload(policy.alerts)
+        self._publisher.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
     # ---- commands ------------------------------------------------------
@@ -403,7 +403,7 @@ class Daemon:
         """
         state, wall_s = self.state, time.time()
         if command.disturbs_trial is not None:
-            self._desk.end(End.DISTURBED, command.disturbs_trial)
+            self._trial.end(End.DISTURBED, command.disturbs_trial)
         actions: Actions = ()
         if isinstance(command, SetMode):
             actions = self._executor.switch(command.mode)
@@ -417,14 +417,14 @@ class Daemon:
         elif isinstance(command, Forget):
             watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
             state.alerts = replace(state.alerts, health=watches)
-            self._keeper.keep(state.memory, wall_s)
+            self._learned.keep(state.memory, wall_s)
         note_order(state, command, wall_s)
         self._orders.save(state)
         self._history.record(command.event(wall_s))
         return actions
 
     def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
-        return self._desk.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
+        return self._trial.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
 
     def _begin_trial(self, text: str) -> None:
         """Enforce, whatever the mode; and however the trial ends, no limit of it stays."""

@@ -109,11 +109,11 @@ class HostMonitor:
     @property
     def problems(self) -> List[str]:
         """What cannot be seen."""
-        found = (
+        problems = (
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,
         )
-        return [each for each in found if each]
+        return [each for each in problems if each]
 
     def refresh(self) -> None:
         """Devices that came or went, and a probe that sees all of them; threads look for both."""
@@ -150,7 +150,7 @@ class HostMonitor:
         own = (os.getpid(), watcher_pid)
         writers = tuple(
             replace(write, place=next((
-                tool.where for tool in self.rivals.found or ()
+                tool.where for tool in self.rivals.tools or ()
                 if tool.kind == "boot" and tool.setting == f"vm.{write.lever}={write.value}"
             ), None))
             for write in name_writers(foreign, seen, own, self.sampler.locate)

@@ -56,12 +56,12 @@ def others_may_change(
         directories = directories[directories.index(top) :]
     moving = f"move {path} to where root alone may write, such as {place}"
     for each in (*directories, path):
-        found = each.lstat()
-        if found.st_uid not in (0, os.geteuid()):
+        status = each.lstat()
+        if status.st_uid not in (0, os.geteuid()):
             remedy = moving if each != path else f"chown -h root {each}"
-            return f"uid {found.st_uid} owns {each}: {remedy}"
-        wide = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
-        safe = sticky and each != path and found.st_mode & stat.S_ISVTX
+            return f"uid {status.st_uid} owns {each}: {remedy}"
+        wide = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        safe = sticky and each != path and status.st_mode & stat.S_ISVTX
         if wide and not safe:
             remedy = moving if each != path else f"chmod go-w {each}"
             return f"others than root may write {each}: {remedy}"
@@ -97,11 +97,11 @@ def runtime_dir_in_use(host_dir: Path = RUNTIME_DIR) -> Path:
     """
     try:
         with open(host_dir / IN_USE, "rb") as file:
-            owner, found = os.fstat(file.fileno()).st_uid, Path(os.fsdecode(file.read(4096)))
-        there = os.lstat(found)
+            owner, path = os.fstat(file.fileno()).st_uid, Path(os.fsdecode(file.read(4096)))
+        there = os.lstat(path)
         if there.st_uid == owner and not there.st_mode & 0o022:
-            if (found / SOCKET).exists() or (found / LEDGER).exists():
-                return found
+            if (path / SOCKET).exists() or (path / LEDGER).exists():
+                return path
     except OSError:
         pass
     return host_dir

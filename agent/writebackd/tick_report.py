@@ -153,7 +153,7 @@ class TickReport:
                 *self.no_metrics, *self.monitor.problems, *self.monitor.unmatched(),
                 self.policies.problem,
             ))),
-            rivals=self.monitor.rivals.found,
+            rivals=self.monitor.rivals.tools,
             alerts=alerts,
             routes=self.publisher.routes.states(),
             runbook=self.publisher.routes.runbook,
@@ -177,7 +177,7 @@ class TickReport:
         shown = state.snapshot
         if self._unread.ticks >= silent_ticks:
             since_s = shown.sample.wall_s if shown is not None else time.time()
-            alerts = self._unread.told(shown.alerts if shown else (), since_s, problem)
+            alerts = self._unread.blind(shown.alerts if shown else (), since_s, problem)
             shown = replace(shown, alerts=alerts) if shown is not None else None
             self.publisher.alerts(alerts, state.alerts.standing, time.time())
         if shown is None:

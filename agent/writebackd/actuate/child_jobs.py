@@ -63,15 +63,15 @@ class ChildJobs:
 
     def collect(self) -> List[ChildWrite]:
         """The writes that ended since the last call, and, once, those over their time."""
-        found = []
+        ended = []
         for lever, each in list(self._writes.items()):
             if not each.job.decided or (each.running and each.job.busy):
                 continue
             each.failure, each.running = each.job.failure(), each.job.busy
             if not each.running:
                 del self._writes[lever]
-            found.append(each)
-        return found
+            ended.append(each)
+        return ended
 
     def wait(self, timeout_s: float) -> None:
         """Wait until one of them is done, for `timeout_s` seconds at most."""

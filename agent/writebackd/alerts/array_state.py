@@ -18,14 +18,14 @@ _VERBS = {
 }  # fmt: skip
 
 
-def cause(view: DeviceView, found: Cause) -> Cause:
+def cause(view: DeviceView, likeliest: Cause) -> Cause:
     """`found`, where nobody else is to be blamed for what the array does itself.
 
     From here a rebuild looks like somebody else's load: only who runs it can tell.
     """
-    if found in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
+    if likeliest in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
         return Cause.DEVICE
-    return found
+    return likeliest
 
 
 def said(view: DeviceView, why: Cause) -> str:

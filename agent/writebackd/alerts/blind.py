@@ -39,17 +39,17 @@ class BlindTicks:
     def __init__(self) -> None:
         self.ticks = 0  # in a row in which nothing could be looked for
         self._good_ticks = 0  # in a row since then
-        self._since_wall_s: Optional[float] = None  # None: BLIND is not told
+        self._since_wall_s: Optional[float] = None  # None: BLIND is not raised
 
     def still(self) -> None:
         """A tick in which no alert could be looked for."""
         self.ticks += 1
         self._good_ticks = 0
 
-    def told(
+    def blind(
         self, standing: Sequence[Alert], since_wall_s: float, problem: str
     ) -> Tuple[Alert, ...]:
-        """The alerts that stood, and BLIND: since then, or since it was told first."""
+        """The alerts that stood, and BLIND: since then, or since it was first raised."""
         if self._since_wall_s is None:
             self._since_wall_s = since_wall_s
         return _with_blind(standing, self._since_wall_s, problem)

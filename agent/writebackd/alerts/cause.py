@@ -207,15 +207,15 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     if sum([count for count, _ in heavy]) < CULPRIT_SHARE * incident.written_bytes:
         return ()  # direct IO, which dirties nothing
     seconds = max(incident.seconds, 1e-3)
-    found = []
+    culprits = []
     for count, (before, since) in heavy:
         if not count or count < CULPRIT_SHARE * heavy[0][0]:
             continue
         if before is not None and (since is None or before.count > since.count):
-            found.append(_culprit(before, before.seconds))
+            culprits.append(_culprit(before, before.seconds))
         elif since is not None:
-            found.append(_culprit(since, seconds))
-    return tuple(found)
+            culprits.append(_culprit(since, seconds))
+    return tuple(culprits)
 
 
 def _culprit(dirtied: Dirtied, seconds: float) -> Culprit:
@@ -248,5 +248,5 @@ def unit_in(cgroup: Optional[str]) -> Optional[str]:
 def container_in(cgroup: Optional[str]) -> Optional[str]:
     """The container that a cgroup path belongs to: its id (docker, podman, CRI: 64 hex), its name
     (LXC, LXD, Proxmox)."""
-    found = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
-    return found.group(1) if found else None
+    match = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
+    return match.group(1) if match else None

@@ -163,11 +163,11 @@ class DeviceHealth:
         known = kind.get(size)
         if known is not None and (known.learned_s >= ENOUGH_S or len(kind) == 1):
             return known if known.learned_s >= ENOUGH_S else None
-        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
-        if not found and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
+        candidates = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
+        if not candidates and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
             # Operations at the end of a class fall into two by turns.
-            found = [(-int(b.learned_s), b) for b in kind.values()]
-        return min(found, key=lambda each: each[0])[1] if found else None
+            candidates = [(-int(b.learned_s), b) for b in kind.values()]
+        return min(candidates, key=lambda each: each[0])[1] if candidates else None
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,14 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
 def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrusion]]:
     """What each of these alerts is about, by its device; None: the host, or not known."""
     owners = _owners(sample)
-    found: Dict[Optional[str], List[Intrusion]] = {}
+    intrusions: Dict[Optional[str], List[Intrusion]] = {}
     for each in memory.intrusions:
         device = None
         if not each.write.is_limit:
             kind, target, name = each.write.lever.split(" ", 2)
             device = owners.get(target if kind != LeverKind.PACE.value else name)
-        found.setdefault(device, []).append(each)
-    return found
+        intrusions.setdefault(device, []).append(each)
+    return intrusions
 
 
 def _owners(sample: Sample) -> Mapping[str, str]:
@@ -80,11 +80,11 @@ def _alert(
 
 def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
     """The processes that changed something, as far as they are known."""
-    found = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
+    writes = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
     return tuple(
         Culprit(
             pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,
             unit=unit_in(write.cgroup), container=container_in(write.cgroup),
         )
-        for write in found.values()
+        for write in writes.values()
     )

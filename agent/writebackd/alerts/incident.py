@@ -73,16 +73,16 @@ def _begun(view: DeviceView) -> Incident:
 def _before(view: DeviceView) -> Dict[Program, Dirtied]:
     """Who dirtied what waits to be written: the last that was dirtied, of as many bytes."""
     left = view.backlog_bytes
-    found: Dict[Program, Dirtied] = {}
+    dirtied_by: Dict[Program, Dirtied] = {}
     for tick in reversed(view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy):
         tasks = [task for task in tick.tasks if task.device in (view.name, None)]
         dirtied = sum([task.dirtied_bytes for task in tasks])
         share = min(1.0, left / dirtied) if dirtied else 0.0
         for task in tasks if share else ():
             part = replace(task, dirtied_bytes=int(share * task.dirtied_bytes))
-            _add_task(found, part, share * tick.dt_s, task.cgroup)
+            _add_task(dirtied_by, part, share * tick.dt_s, task.cgroup)
         left -= share * dirtied
-    return found
+    return dirtied_by
 
 
 def _is_now(view: DeviceView) -> bool:

@@ -28,10 +28,10 @@ _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
 
 def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key, ActiveAlert]:
     """Raise alerts at once; end them after `resolve-after` without trouble and at least `hold`."""
-    found = tick.found
+    raised = tick.raised
     if tick.quiet:
-        found = {key: alert for key, alert in found.items() if key in before}
-    if not found and not before:
+        raised = {key: alert for key, alert in raised.items() if key in before}
+    if not raised and not before:
         return {}
     now_s, rules = tick.sample.time_s, tick.rules
     here = {seen.device.name for seen in tick.sample.devices}
@@ -39,7 +39,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
     for key, each in before.items():
         if key[1] in tick.left:
             continue
-        alert = found.get(key)
+        alert = raised.get(key)
         if alert is not None:
             standing[key] = _still(each, alert, tick)
             continue
@@ -51,7 +51,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
         if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
             alert = messages.gone(each.alert) if gone else each.alert
             standing[key] = replace(each, alert=alert, good_s=good_s)
-    for key, alert in found.items():
+    for key, alert in raised.items():
         if key not in standing:
             standing[key] = ActiveAlert(alert, now_s)
     # One alert is enough for a disk that is gone; the ones it hides would appear when it ends.

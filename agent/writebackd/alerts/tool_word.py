@@ -56,7 +56,7 @@ def battery_tests(tick: TickView) -> None:
                 "move the test to a quiet time, with the vendor's tool",
             ))  # fmt: skip
     for key in tick.stands:
-        if key[0] == AlertName.BATTERY_TEST.value and key not in tick.found:
+        if key[0] == AlertName.BATTERY_TEST.value and key not in tick.raised:
             tick.well.add(key)
 
 
@@ -103,15 +103,15 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
         each.mode is CacheMode.WRITE_THROUGH for each in said
     ):
         return replace(health, sizes_off=0) if health.sizes_off else health
-    source, told = said[0].source, float(said[0].capacity_bytes or 0)
-    times = seen / told if seen > told else 0.0 if _is_shared(view, said[0]) else told / seen
-    off = times > SIZE_TIMES and abs(seen - told) >= SIZE_S * r
+    source, stated = said[0].source, float(said[0].capacity_bytes or 0)
+    times = seen / stated if seen > stated else 0.0 if _is_shared(view, said[0]) else stated / seen
+    off = times > SIZE_TIMES and abs(seen - stated) >= SIZE_S * r
     floods = health.sizes_off + (seen != health.size_seen) if off else 0
     if floods > 1 or (floods and times > SIZE_TIMES**2):
-        why = _ANOTHER if seen > told else "part of it is used for reads, reserved or disabled"
+        why = _ANOTHER if seen > stated else "part of it is used for reads, reserved or disabled"
         _tell(
             view, 0.0,
-            f"{source} reports a write cache of {formats.size(told)}, but floods fill"
+            f"{source} reports a write cache of {formats.size(stated)}, but floods fill"
             f" {formats.size(seen)}: {why}",
             "compare the settings of the controller's cache, and the disks' own caches, with the"
             " vendor's tool",

@@ -41,9 +41,9 @@ class TickView:
         self.quiet = sample.time_s < memory.quiet_until_s
         # Devices with an alert that stands.
         self.stands = memory.standing.keys()
-        self.told = {device for _, device in self.stands}
+        self.alerting = {device for _, device in self.stands}
         self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
-        self.found: Dict[Key, Alert] = {}  # what is wrong
+        self.raised: Dict[Key, Alert] = {}  # what is wrong
         self.well: Set[Key] = set()  # what is well again
         self.heavy = memory.heavy
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
@@ -58,7 +58,7 @@ class TickView:
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
 
     def tell(self, alert: Alert) -> None:
-        self.found[alert.name.value, alert.device] = alert
+        self.raised[alert.name.value, alert.device] = alert
 
 
 class DeviceView:
@@ -72,7 +72,7 @@ class DeviceView:
         self.name = seen.device.name
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
-        self.standing = self.name in tick.told  # whether an alert stands on it
+        self.standing = self.name in tick.alerting  # whether an alert stands on it
 
     def well(self, name: AlertName) -> None:
         """Nothing of that alert is to be seen any more; news only where it stands."""

@@ -33,7 +33,7 @@ _WORDS = {_OK: "OK", _WARNING: "WARNING", _CRITICAL: "CRITICAL", _UNKNOWN: "UNKN
 def alerts(options: argparse.Namespace) -> int:
     try:
         arguments = {"device": options.device}
-        told: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts", arguments)
+        response: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts", arguments)
         problem = ""
     except CommandError as error:
         if options.check:
@@ -41,30 +41,30 @@ def alerts(options: argparse.Namespace) -> int:
             return unknown(str(error))
         if error.exit_code != NO_DAEMON:
             raise
-        told, problem = None, str(error)
+        response, problem = None, str(error)
     strange = ""
-    if told is not None and options.device and not told["devices"]:
+    if response is not None and options.device and not response["devices"]:
         strange = f"no device is called {options.device!r}: `writebackctl devices`"
         if options.check:
             return unknown(strange)
-    devices = _meant(options.device, told)
+    devices = _meant(options.device, response)
     active = sorted(
-        _of(told["active"] if told else [], devices),
+        _of(response["active"] if response else [], devices),
         key=lambda each: (each["severity"] != "critical", each["since"]),
     )
     if options.check:
         code, text = check(active)
         show(text)
         return code
-    past = _past(options, told, active, devices)
+    past = _past(options, response, active, devices)
     answer: Dict[str, Any] = {"time_s": None, "active": None, "past": past, "routes": None}
-    if told is not None:
-        answer.update(time_s=told["time_s"], active=active, routes=told["routes"])
+    if response is not None:
+        answer.update(time_s=response["time_s"], active=active, routes=response["routes"])
     show_answer(options, answer, lambda: render(
         answer["active"], past, answer["routes"] or [], width(),
         wants_colour(sys.stdout, options.color),
     ))  # fmt: skip
-    if told is None:
+    if response is None:
         raise CommandError(problem, NO_DAEMON)
     if strange and not any(each["device"] for each in past):
         # A slip of the hand is no all-clear; one that is gone may have a past.
@@ -78,28 +78,28 @@ def unknown(why: str) -> int:
     return _UNKNOWN
 
 
-def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
+def _meant(device: Optional[str], response: Optional[Json]) -> Optional[List[str]]:
     """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
     if device is None:
         return None
-    return (told and told["devices"]) or [kernel_name(device)]
+    return (response and response["devices"]) or [kernel_name(device)]
 
 
-def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
+def _of(alerts: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
     """Those of these devices and of the whole host."""
     return [
-        each for each in found
+        each for each in alerts
         if devices is None or each["device"] is None or each["device"] in devices
     ]  # fmt: skip
 
 
 def _past(
     options: argparse.Namespace,
-    told: Optional[Json],
+    response: Optional[Json],
     active: List[Any],
     devices: Optional[List[str]],
 ) -> List[Any]:
-    directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
+    directory = Path(options.state_dir or (response and response["state_dir"]) or STATE_DIR)
     try:
         # All of them: those of the device that is asked for may lie behind another's, and how often
         # one changed nobody knows before it is read.  5 000 take 50 ms.

@@ -144,8 +144,8 @@ def render_verify(answer: Answer, width: int = 80) -> str:
     """What stands in the kernel against what was last written."""
     lines: List[str] = []
     for row in answer["differences"]:
-        found = "no limit" if row["found"] is None else row["found"]
-        text = f"{row['file']} is {found}, writebackd wrote {row['expected']}"
+        current = "no limit" if row["found"] is None else row["found"]
+        text = f"{row['file']} is {current}, writebackd wrote {row['expected']}"
         if row["pid"] is not None:
             text += f"; set by {as_text(row['comm'])} (pid {row['pid']}"
             text += f", cgroup {row.get('cgroup') or 'gone'}"

@@ -23,10 +23,10 @@ def number(text: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number above 0."""
-    found = number(text)
-    if found < 1:
+    value = number(text)
+    if value < 1:
         raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
-    return found
+    return value
 
 
 def span(text: str) -> float:

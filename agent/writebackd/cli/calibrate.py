@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         device = device_of(directory, scan(KernelFiles()))
         check_room(directory, budget.write_bytes)
         _refuse_standing(state_dir(options) / HISTORY, device.name)
-        return _Course(options, device, budget, policy).run()
+        return _CalibrationRun(options, device, budget, policy).run()
     except Refused as error:
         raise CommandError(f"calibrate: {error}", BAD_NEWS) from None
 
@@ -85,7 +85,7 @@ def _refuse_standing(history: Path, device: str) -> None:
             )
 
 
-class _Course:
+class _CalibrationRun:
     """How far it has come."""
 
     def __init__(

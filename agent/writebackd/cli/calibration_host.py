@@ -186,9 +186,9 @@ def device_of(directory: Path, devices: Sequence[Device]) -> Device:
 
 def check_room(directory: Path, budget_bytes: int) -> None:
     """Raises Refused or OSError."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    most = free - int(KEEP_FREE * found.f_blocks * found.f_frsize) - DATABASE_BYTES
+    filesystem = os.statvfs(directory)
+    free = filesystem.f_bavail * filesystem.f_frsize
+    most = free - int(KEEP_FREE * filesystem.f_blocks * filesystem.f_frsize) - DATABASE_BYTES
     if budget_bytes > most:
         less = f"--budget {most >> 30}G" if most >> 30 else "name a directory on another filesystem"
         raise Refused(

@@ -75,15 +75,15 @@ def _left_by_it(runtime_dir: Path) -> str:
     try:
         # One that lives without a socket is starting, or stopping; only root may look.
         alive = is_locked(runtime_dir)
-        found = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
+        limits = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
     except (LedgerError, OSError, ValueError) as error:
         return f", but its limits may be in force: {error}"
-    if not found:
+    if not limits:
         return f": start it with {start}"
     where = "" if runtime_dir == runtime_dir_in_use() else f" --runtime-dir {runtime_dir}"
     unless = "unless a daemon is starting or stopping, " if alive is None else ""
     return (
-        f", but limits of writebackd are in force: {found}; {unless}restore them with"
+        f", but limits of writebackd are in force: {limits}; {unless}restore them with"
         f" `sudo writebackctl{where} restore`, or start the daemon with {start}"
     )
 

@@ -174,9 +174,9 @@ def _answer(runtime_dir: Path) -> Optional[Mapping[str, Any]]:
 
 
 def rivals(files: KernelFiles) -> Iterator[Finding]:
-    found = find_conflicting_tools(files)
-    yield from ((each.level, each.text) for each in found)
-    if not found:
+    tools = find_conflicting_tools(files)
+    yield from ((each.level, each.text) for each in tools)
+    if not tools:
         yield "good", "no other program sets vm.dirty_* (tuned, other agents, files read at boot)"
 
 
@@ -296,10 +296,10 @@ def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
 def _and_levers(ledger: Path) -> str:
     """The levers beside the limits in a ledger, in words; empty where there are none."""
     try:
-        found = load(ledger)
+        loaded = load(ledger)
     except LedgerError:
         return ""  # `restore` tells what is wrong with it
-    names = [str(entry.lever) for entry in found.levers] if found is not None else []
+    names = [str(entry.lever) for entry in loaded.levers] if loaded is not None else []
     return f" and other levers ({', '.join(names)})" if names else ""
 
 
@@ -326,7 +326,7 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
         )
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
-        told = report_file.read(files.path(RAID), owner)
+        report = report_file.read(files.path(RAID), owner)
     except FileNotFoundError:
         if vendors:
             yield "note", f"no {RAID} yet: `sudo systemctl start writebackd-raid`"
@@ -334,21 +334,21 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
     except (OSError, ToolError) as error:
         yield "warning", f"{RAID} is not used: {error}"
         return
-    age = formats.duration(max(0.0, now_s - told.boottime_s))
-    if not is_stale(told, files, now_s):
+    age = formats.duration(max(0.0, now_s - report.boottime_s))
+    if not is_stale(report, files, now_s):
         yield "good", f"{RAID} was written {age} ago"
-        yield from _said(told)
+        yield from _said(report)
         unmatched = look_at_arrays(files, scan(files), now_s, owner)[1]
         if unmatched:
             yield "warning", unmatched
-    elif slept(told, files):
+    elif slept(report, files):
         yield "note", f"{RAID} is from {age} ago, before a suspend: {TIMER} renews it"
     else:
         yield "warning", f"{RAID} is not used: written {age} ago, or before this boot"
 
 
-def _said(told: CollectorReport) -> Iterator[Finding]:
-    for tool in told.tools:
+def _said(report: CollectorReport) -> Iterator[Finding]:
+    for tool in report.tools:
         if tool.error is not None:
             yield "warning", f"{tool.name} ({tool.path}) failed: {tool.error}"
         for controller in tool.controllers:
@@ -383,9 +383,9 @@ def _lacks(controller: Controller) -> List[str]:
     needed = controller.capacity_bytes != 0 and any(
         each.mode is not CacheMode.WRITE_THROUGH for each in volumes
     )
-    told = controller.protection or any("battery" in word for word in controller.unread)
+    known = controller.protection or any("battery" in word for word in controller.unread)
     more = [f"{len(words) - 4} more"] if len(words) > 5 else []
-    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not told else [])]
+    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not known else [])]
 
 
 def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:

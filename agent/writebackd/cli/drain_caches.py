@@ -37,10 +37,10 @@ def are_caches_unread() -> bool:
     if not has_bcache and not any(map(_is_module_used, _MODULES)):
         return False
     try:
-        told = read(_FILES.path(CACHES))
+        report = read(_FILES.path(CACHES))
     except (OSError, ToolError):
         return True
-    return is_stale(told, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
+    return is_stale(report, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
 
 
 def _is_module_used(module: str) -> bool:

@@ -91,11 +91,11 @@ def is_mounted(mount: str, devno: str) -> bool:
     ]  # fmt: skip
     numbers = {number for number, _, _ in above}
     st_dev = ""
-    found = [each for each in above if each[1] == each[0] or each[1] not in numbers]
-    while found:
-        at, _, mounted = min(found, key=lambda each: len(each[2].mountpoint))
+    mounts = [each for each in above if each[1] == each[0] or each[1] not in numbers]
+    while mounts:
+        at, _, mounted = min(mounts, key=lambda each: len(each[2].mountpoint))
         st_dev = mounted.st_dev
-        found = [each for each in above if each[1] == at != each[0]]
+        mounts = [each for each in above if each[1] == at != each[0]]
     return st_dev == devno
 
 
@@ -134,11 +134,11 @@ def flush(rows: Sequence[Answer], begun: Container[str]) -> Dict[str, Child]:
         said["disk"] for row in rows for said in row["write_cache"]["reported"]
         if said["source"] == "dm-writecache" and said.get("disk") is not None
     ]  # fmt: skip
-    found = {}
+    children = {}
     for disk in [each for each in dict.fromkeys(disks) if each not in begun]:
         with contextlib.suppress(OSError, ValueError):  # it is gone
             major, minor = (_BLOCK / disk / "dev").read_text().strip().split(":")
-            found[disk] = Child(
+            children[disk] = Child(
                 disk, "dmsetup", "message", "-j", major, "-m", minor, "0", "flush"
             )  # fmt: skip
-    return found
+    return children

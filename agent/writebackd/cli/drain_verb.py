@@ -53,18 +53,18 @@ def drain(options: argparse.Namespace) -> int:
     except NoDaemon as error:
         text = f"{error}; `sync` writes the page cache out without it"
         raise CommandError(text, error.exit_code) from None
-    course = _Course(options, begun)
+    run = _DrainRun(options, begun)
     try:
-        course.begin()
-        course.follow()
+        run.begin()
+        run.follow()
     except KeyboardInterrupt:
-        course.outcome = "interrupted"
+        run.outcome = "interrupted"
     finally:
-        course.release()
-    return course.tell()
+        run.release()
+    return run.tell()
 
 
-class _Course:
+class _DrainRun:
     """How far it has come."""
 
     def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
@@ -95,8 +95,8 @@ class _Course:
             self._say(f"  {line}")
         self._ask()  # what was written before does not count
         names = self._begun["devices"]
-        found = request(self._options.runtime_dir, "devices")["devices"]
-        rows = [row for row in found if row["name"] in names]
+        devices = request(self._options.runtime_dir, "devices")["devices"]
+        rows = [row for row in devices if row["name"] in names]
         self._gone.update(set(names) - {row["name"] for row in rows})
         self._with_controller = behind_controllers(rows)
         self._stacked = {row["name"] for row in rows if row["leaves"] != [row["name"]]}
@@ -106,14 +106,14 @@ class _Course:
     def _sync(self, rows: Sequence[Answer]) -> None:
         are_all_reached = True
         for row in rows:
-            found = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
-            self._syncs += [sync_filesystem(fs["mount"]) for fs in found]
+            filesystems = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
+            self._syncs += [sync_filesystem(fs["mount"]) for fs in filesystems]
             # Also beside these: of another partition, mount namespace, or below another mount.
             nodes = sync_nodes(row["name"])
             self._syncs += nodes
             # btrfs has no node; the sandbox of writebackd-drain.service has none at all.
             are_all_reached &= bool(nodes) or any(
-                fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in found
+                fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in filesystems
             )
         if not are_all_reached:
             self._syncs.append(sync_all())

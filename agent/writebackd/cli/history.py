@@ -140,9 +140,9 @@ def span(options: argparse.Namespace, now_s: float) -> Tuple[Optional[float], Op
 
 def _when(text: str, now_s: float, option: str) -> float:
     """Wall clock seconds of a span before now (`90s`, `30m`, `1h`, `2d`) or of a date."""
-    found = _SPAN.fullmatch(text)
-    if found:
-        return now_s - float(found.group(1)) * _SECONDS[found.group(2)]
+    match = _SPAN.fullmatch(text)
+    if match:
+        return now_s - float(match.group(1)) * _SECONDS[match.group(2)]
     for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
         with contextlib.suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(text, form))
@@ -286,8 +286,8 @@ def _repeats(events: Sequence[Answer]) -> str:
     text = f"x{len(events)} until {until}"
     if first["kind"] == "decision":
         limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
-        found = [each["commit_p99_s"] for each in events]
-        p99s = [p99_s for p99_s in found if p99_s is not None]
+        waits = [each["commit_p99_s"] for each in events]
+        p99s = [p99_s for p99_s in waits if p99_s is not None]
         if limits:
             ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))
             text += f", limit {' to '.join(ends)}"
@@ -301,7 +301,7 @@ def _repeats(events: Sequence[Answer]) -> str:
 def _readable(event: Answer) -> str:
     """The text; what was written in bytes as a size."""
     return _BYTES.sub(
-        lambda found: f"{formats.size(int(found[1]))} -> {formats.size(int(found[2]))}",
+        lambda match: f"{formats.size(int(match[1]))} -> {formats.size(int(match[2]))}",
         event["text"] or "",
     )
 

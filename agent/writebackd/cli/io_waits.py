@@ -110,17 +110,17 @@ class Waits:
             if each.info["ppid"] != _KTHREADD and each.info["pid"] != _KTHREADD
         ]
         urgent = [each for each in processes if _is_stuck(each) or each.info["pid"] in first]
-        found, began = [], time.monotonic()
+        waits, began = [], time.monotonic()
         for number, process in enumerate(urgent + self._in_turn(processes, urgent)):
             if time.monotonic() - began > BUDGET_S:
                 self._next += max(0, number - len(urgent))
                 break
             wait = self._look(process)
             if wait is not None:
-                found.append(wait)
+                waits.append(wait)
         alive = {_key(each) for each in processes}
         self._last = {key: last for key, last in self._last.items() if key in alive}
-        return sorted(found, key=lambda each: (-(each.share or 0.0), not each.stuck, each.pid))
+        return sorted(waits, key=lambda each: (-(each.share or 0.0), not each.stuck, each.pid))
 
     def close(self) -> None:
         self._delays.close()

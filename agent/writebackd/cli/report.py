@@ -62,12 +62,12 @@ def report(options: argparse.Namespace) -> int:
     if str(options.output) == "-":
         return GOOD
     size = len(page.encode())
-    told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+    shown = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
     show_answer(
         options,
         {"file": str(options.output), "bytes": size, "rows": len(rows)},
         lambda: f"{options.output}: {formats.size(size)} from {len(rows)} rows of figures and"
-        f" {told} events",
+        f" {shown} events",
     )
     return GOOD
 

@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     if options.name is not None and not _NAME.fullmatch(name):
         raise CommandError(f"--name {name!r}: use letters, digits and :_.@- only", USAGE)
     unit = f"run-{re.sub('[^A-Za-z0-9:_.]', '_', name)[:60]}-{os.getpid()}"
-    found = shutil.which(command[0])
-    if found is None:
+    program = shutil.which(command[0])
+    if program is None:
         exists = os.path.exists(command[0]) and "/" in command[0]
         raise CommandError(
             f"run: {command[0]} {'is not executable' if exists else 'not found'}",
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("run --slice needs systemd, which does not run here", USAGE)
     directory = _make_cgroup(unit)
     try:
-        return _run_in(directory, found, command)
+        return _run_in(directory, program, command)
     finally:
         _remove(directory)
 
@@ -95,12 +95,12 @@ def _find_manager() -> None:
     # Looks for it where systemd-run does.
     words = ["systemctl", "--user", "show", "--property=Version"]
     try:
-        found = subprocess.run(words, check=False, capture_output=True, text=True)
+        result = subprocess.run(words, check=False, capture_output=True, text=True)
     except OSError:
         return  # systemd-run itself has to tell
-    if not found.returncode:
+    if not result.returncode:
         return
-    said = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+    said = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
     raise CommandError(
         f"run: the systemd of this user does not answer ({said}); cron and su do not start it: try"
         " again with sudo, or after `loginctl enable-linger` with"

@@ -155,8 +155,8 @@ def lever_lines(levers: Sequence[Answer]) -> List[str]:
     targets: defaultdict[str, List[str]] = defaultdict(list)
     for lever in levers:
         name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
-        value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
-        targets[f"{lever['kind']} {lever['target']}"].append(f"{name} {value} (before {found})")
+        value, original = (_lever_value(lever, lever[key]) for key in ("value", "original"))
+        targets[f"{lever['kind']} {lever['target']}"].append(f"{name} {value} (before {original})")
     lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
     if len(lines) > _MANY_LEVERS:
         more = len(lines) - _MANY_LEVERS
@@ -252,10 +252,10 @@ def heading(limit: Optional[int], goal: Optional[int]) -> str:
 
 
 def _before_line(limits: Answer) -> str:
-    found, in_bytes = limits["original"], limits["original_in_bytes"]
+    original, in_bytes = limits["original"], limits["original_in_bytes"]
     sizes = [formats.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
     shares = [
-        None if found[f"{pair}_bytes"] else f"{found[f'{pair}_ratio']} %"
+        None if original[f"{pair}_bytes"] else f"{original[f'{pair}_ratio']} %"
         for pair in ("dirty", "dirty_background")
     ]
     if shares == [None, None]:
@@ -267,7 +267,7 @@ def _before_line(limits: Answer) -> str:
         )
     else:
         text = f"{' / '.join(map(str, shares))} of memory = {' / '.join(sizes)}"
-    if limits["files"] == found:
+    if limits["files"] == original:
         return text + ", in force"
     # Of dirtyable memory, which is known only while the ratio is in force.
     return text.replace("memory = ", "memory, about ")
@@ -322,9 +322,9 @@ def _cache_line(cache: Answer) -> str:
         ]
         if seen is None or not said:
             return ""
-        told = said[0]["capacity_bytes"]
+        stated = said[0]["capacity_bytes"]
         return (
-            f"write cache {formats.size(seen)} measured, {formats.percent(seen / told)} of what"
+            f"write cache {formats.size(seen)} measured, {formats.percent(seen / stated)} of what"
             f" {as_text(said[0]['source'])} reports"
         )
     return (

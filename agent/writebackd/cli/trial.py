@@ -52,19 +52,19 @@ def trial(options: argparse.Namespace) -> int:
     begun = request(
         options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
     )
-    course = _Course(options, begun, Plan(device=str(begun["device"]), **plan), seed)
+    run = _TrialRun(options, begun, Plan(device=str(begun["device"]), **plan), seed)
     with ended_by_signals() as no_more:
         try:
-            course.begin()
-            course.follow()
+            run.begin()
+            run.follow()
             no_more()
         except KeyboardInterrupt:
             no_more()
-            course.end()
-        return course.tell()
+            run.end()
+        return run.tell()
 
 
-class _Course:
+class _TrialRun:
     """What the daemon has told of it so far."""
 
     def __init__(
@@ -72,7 +72,7 @@ class _Course:
     ) -> None:
         self._options, self._begun, self._plan, self._seed = options, begun, plan, seed
         self._ticks: List[TrialTick] = []
-        self._told = 0  # of them: those of blocks that were shown
+        self._shown = 0  # of them: those of blocks that were shown
         self._ended: Optional[str] = None
         self._why = ""
         self._unseen: Optional[OSError] = None  # why nobody sees any more what is shown
@@ -137,15 +137,15 @@ class _Course:
 
     def _show_blocks(self) -> None:
         """Those that are over, once each: a trial of a day has 86 400 ticks."""
-        while self._told < len(self._ticks):
-            ticks = self._ticks[self._told :]
+        while self._shown < len(self._ticks):
+            ticks = self._ticks[self._shown :]
             number = ticks[0].block
             length = next((at for at, each in enumerate(ticks) if each.block != number), None)
             if length is None and self._ended is None:
                 return
             block = block_of(self._plan, number, ticks[:length])
             self._show(block_line(block, len(self._plan.arms)))
-            self._told += len(ticks) if length is None else length
+            self._shown += len(ticks) if length is None else length
 
     def tell(self) -> int:
         """Write the page, print, and the exit code."""

@@ -90,13 +90,13 @@ def _rates(
     share: float, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Dict[str, int]:
     """Sectors per second by disk; a rate near the last one is not changed."""
-    found: Dict[str, int] = {}
+    rates: Dict[str, int] = {}
     for disk, each in _caches(sample):
         drains = estimates[each.device].drain_rate
         if drains is None or each.dirty_bytes is None:
             continue
         rate, last = destage_rate(share, drains, each.dirty_bytes), memory.destage.get(disk)
         # With two filesystems on one bcache, the smaller rate applies.
-        rate = min(rate, found.get(disk, rate))
-        found[disk] = last if last is not None and near(rate, last) else rate
-    return found
+        rate = min(rate, rates.get(disk, rate))
+        rates[disk] = last if last is not None and near(rate, last) else rate
+    return rates

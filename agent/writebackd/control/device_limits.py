@@ -96,15 +96,15 @@ def plan_device_limits(
 
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
     """Ceilings that the policy sets for single devices, bytes, by name."""
-    found: Dict[str, int] = {}
+    ceilings: Dict[str, int] = {}
     if not policy.devices.settings:
-        return found
+        return ceilings
     for seen in sample.devices:
         device = seen.device
         own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
-        if own is not None and seen.excluded is None and len(found) < MOST_OWN:
-            found[device.name] = own
-    return found
+        if own is not None and seen.excluded is None and len(ceilings) < MOST_OWN:
+            ceilings[device.name] = own
+    return ceilings
 
 
 def _caps(

@@ -19,7 +19,7 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, Sample
 
 _NO_SLEEP = (0.0, 0.0)
-_NO_SYNCS = (0, 0.0, None, None)  # in place of Histogram.told() if syncs are not visible
+_NO_SYNCS = (0, 0.0, None, None)  # in place of Histogram.summary() if syncs are not visible
 
 
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
@@ -178,12 +178,12 @@ def _estimate_device(
         unwaited,
     )
     sync = seen.sync
-    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
+    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.summary()
     commits_s, commit_p50_s, commit_p99_s, write_share = total_s, p50_s, p99_s, None
     if total_s and sync is not None and sync.commits is not None:
         write_share = 0.0
         if sync.throttled_s:  # else they are the same latencies
-            _, commits_s, commit_p50_s, commit_p99_s = sync.commits.told()
+            _, commits_s, commit_p50_s, commit_p99_s = sync.commits.summary()
             write_share = min(1.0, sync.throttled_s / commits_s)
     drain_rate = memory.drain_rate
     if pressing and not demand and now_s - began >= CACHE_S:

@@ -91,12 +91,12 @@ def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
 
 def unwaited_syncs(sample: Sample) -> Dict[str, int]:
     """Syncs of this tick, by device, of services that write for themselves alone."""
-    found: Dict[str, int] = {}
+    syncs: Dict[str, int] = {}
     for each in sample.cgroups:
         if each.syncs and each.device is not None and each.path is not None:
             if each.path.rpartition("/")[2] in UNWAITED:
-                found[each.device] = found.get(each.device, 0) + each.syncs
-    return found
+                syncs[each.device] = syncs.get(each.device, 0) + each.syncs
+    return syncs
 
 
 def update_baseline(

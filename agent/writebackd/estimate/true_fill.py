@@ -40,7 +40,7 @@ class TrueFill:
 
 def true_fills(sample: Sample) -> Dict[str, TrueFill]:
     """Fresh readings by device; of several caches behind one device the fullest."""
-    found: Dict[str, TrueFill] = {}
+    fills: Dict[str, TrueFill] = {}
     for each in sample.backings:
         if each.read_s is None or sample.time_s - each.read_s > FILL_FRESH_S:
             continue
@@ -48,10 +48,10 @@ def true_fills(sample: Sample) -> Dict[str, TrueFill]:
             continue
         if each.capacity_bytes:
             fill = TrueFill(each.dirty_bytes, each.capacity_bytes, each.source)
-            known = found.get(each.device)
+            known = fills.get(each.device)
             if known is None or fill.share > known.share:
-                found[each.device] = fill
-    return found
+                fills[each.device] = fill
+    return fills
 
 
 def with_true_fill(memory: DeviceMemory, fill: TrueFill) -> DeviceMemory:

@@ -157,8 +157,8 @@ def _attach_kprobe(program: int, function: str, is_return: bool) -> int:
     libc = C.CDLL(None, use_errno=True)
     number = C.c_long(_PERF_EVENT_OPEN[os.uname().machine])
     # Any process on one CPU: a kprobe is hit on all of them all the same.
-    found = (attributes, C.c_int(-1), C.c_int(0), C.c_int(-1), C.c_ulong(_CLOEXEC))
-    event = check(libc.syscall(number, *found), f"a kprobe on {function}")
+    arguments = (attributes, C.c_int(-1), C.c_int(0), C.c_int(-1), C.c_ulong(_CLOEXEC))
+    event = check(libc.syscall(number, *arguments), f"a kprobe on {function}")
     try:
         fcntl.ioctl(event, _IOC_SET_BPF, program)
         fcntl.ioctl(event, _IOC_ENABLE, 0)

@@ -54,11 +54,11 @@ def programs(source: str, maps: Sequence[str], cache_dir: Path = CACHE_DIR) -> D
     made_from = "\0".join([kernel.version, *flags, source])
     key = hashlib.sha256(made_from.encode()).hexdigest()
     cache = cache_dir / f"bcc-{kernel.release}.json"
-    found = _cached(cache, key)
-    if found is None:
-        found = _compile(source, flags)
-        _keep(cache, key, found)
-    return {name: base64.b64decode(code) for name, code in found.items()}
+    compiled = _cached(cache, key)
+    if compiled is None:
+        compiled = _compile(source, flags)
+        _keep(cache, key, compiled)
+    return {name: base64.b64decode(code) for name, code in compiled.items()}
 
 
 def _identifier(map_name: str) -> str:

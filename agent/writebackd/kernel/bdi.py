@@ -94,14 +94,14 @@ def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[st
     that fit it could hold a writer back.
     """
     try:
-        found = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
+        current = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
     except FileNotFoundError:
         return MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if found != _UNTOUCHED:
+    if current != _UNTOUCHED:
         # FUSE is born with 1 % and strict; an admin's wish is not ours to weigh.
-        own = ", ".join(f"{name}={text}" for name, text in found.items())
+        own = ", ".join(f"{name}={text}" for name, text in current.items())
         return f"it has limits of its own: {own}"
     try:
         problem = _try_out(files, bdi, threshold_bytes)

@@ -171,8 +171,8 @@ class CgroupIndex:
             self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
         )
         self._slept = {path: self._slept[path] for path in latest[:MOST_PATHS]}
-        found = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
-        return {path: memory for path, memory in found.items() if memory is not None}
+        memories = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
+        return {path: memory for path, memory in memories.items() if memory is not None}
 
     def _read_memory(self, path: str) -> Optional[CgroupMemory]:
         limits: List[Tuple[int, int]] = []  # with what is left of each
@@ -240,32 +240,32 @@ class CgroupIndex:
 
 def _bulk(rates: Mapping[str, float]) -> List[str]:
     """Those that flood, until they make up the share BULK of what all dirty."""
-    found: List[str] = []
+    paths: List[str] = []
     missing = BULK * sum(rates.values())
     floods = ((rate, path) for path, rate in rates.items() if rate >= FLOOD_RATE)
     for rate, path in sorted(floods, reverse=True):
         if missing <= 0:
             break
-        found.append(path)
+        paths.append(path)
         missing -= rate
-    return found
+    return paths
 
 
 def _upwards(path: str) -> List[str]:
     """The path and all above it but the root."""
-    found = []
+    paths = []
     while path.strip("/"):
-        found.append(path)
+        paths.append(path)
         path = path.rpartition("/")[0]
-    return found
+    return paths
 
 
 def _lines(text: str) -> Tuple[Tuple[str, str], ...]:
-    found = (line.partition(" ") for line in text.split("\n"))
-    return tuple((number, rest) for number, _, rest in found if number)
+    parts = (line.partition(" ") for line in text.split("\n"))
+    return tuple((number, rest) for number, _, rest in parts if number)
 
 
 def _written(text: str) -> Dict[str, int]:
     """Bytes written by devno, of an io.stat."""
-    found = re.findall(r"^(\S+) (?:.* )?wbytes=([0-9]{1,20})(?: |$)", text, re.MULTILINE)
-    return {number: int(size) for number, size in found}
+    sizes = re.findall(r"^(\S+) (?:.* )?wbytes=([0-9]{1,20})(?: |$)", text, re.MULTILINE)
+    return {number: int(size) for number, size in sizes}

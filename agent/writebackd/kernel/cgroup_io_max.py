@@ -39,8 +39,8 @@ _POLL_S = 0.02
 
 def cgroup2_mount(files: KernelFiles) -> Optional[str]:
     """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
-    found = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
-    return next(found, None)
+    mounts = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
+    return next(mounts, None)
 
 
 def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...]:
@@ -53,14 +53,14 @@ def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...
         lines = files.read_whole(f"/proc/{pid}/cgroup").split("\n")
     except OSError:
         return ()
-    found = (tuple(line.split(":", 2)) for line in lines)
-    return tuple((each[0], each[1], each[2]) for each in found if len(each) == 3)
+    parts = (tuple(line.split(":", 2)) for line in lines)
+    return tuple((each[0], each[1], each[2]) for each in parts if len(each) == 3)
 
 
 def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
     """The path of its cgroup v2; None where it is gone or in none."""
-    found = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
-    return next(found, None)
+    paths = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
+    return next(paths, None)
 
 
 def directory(files: KernelFiles, cgroup: str) -> str:
@@ -123,11 +123,11 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
         return NO_LIMIT
     limits = {}
     for line in filter(None, text.split("\n")):
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             # A line cut short would read as a limit that somebody else has set.
             raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
-        limits[found["devno"]] = found["wbps"]
+        limits[match["devno"]] = match["wbps"]
     return limits.get(devno, NO_LIMIT)
 
 
@@ -203,7 +203,7 @@ def _spelling(
     the value tells.
     """
     by_number = f"/dev/block/{devno}"
-    found = by_number
+    spelling = by_number
     for name, entry in shown:
         path, _, value = entry.rpartition(" ")
         if name not in _LISTS or not path:
@@ -212,8 +212,8 @@ def _spelling(
         if path == by_number or number == devno:
             return path
         if number is None and name == _WRITE_MAX and value in ours and disk(files, devno) is None:
-            found = path
-    return found
+            spelling = path
+    return spelling
 
 
 def _devno(files: KernelFiles, path: str) -> Optional[str]:

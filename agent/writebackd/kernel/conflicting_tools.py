@@ -133,7 +133,7 @@ def find_conflicting_tools(
 
 
 class ConflictMonitor:
-    """Looks for conflicting tools in a thread; `found` is what it saw last, None before."""
+    """Looks for conflicting tools in a thread; `tools` is what it saw last, None before."""
 
     def __init__(self, find: Callable[[], Tuple[ConflictingTool, ...]]) -> None:
         self._find = find
@@ -141,11 +141,11 @@ class ConflictMonitor:
         self._wanted = threading.Event()
         self._begun_s: Optional[float] = None  # of the look that goes on
         self._error: Optional[str] = None
-        self.found: Optional[Tuple[ConflictingTool, ...]] = None
+        self.tools: Optional[Tuple[ConflictingTool, ...]] = None
 
     @property
     def error(self) -> Optional[str]:
-        """Why `found` is not what there is now."""
+        """Why `tools` is not what there is now."""
         begun_s = self._begun_s
         if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
             return f"{_FAILED}: not done within {_LOOK_S:g} s; a disk may hang"
@@ -163,7 +163,7 @@ class ConflictMonitor:
             self._wanted.clear()
             self._begun_s = time.monotonic()
             try:
-                self.found, self._error = self._find(), None
+                self.tools, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
                 self._error = f"{_FAILED}: {error}"
             self._begun_s = None
@@ -187,12 +187,12 @@ def _processes(
     for pid, words in read.items():
         own = (os.path.basename(word) for word in words[1:] if not word.startswith("-"))
         names[pid] = next(own, names[pid])
-    found: Dict[str, List[int]] = {}
+    pids: Dict[str, List[int]] = {}
     for pid, comm in names.items():
         name = wanted.get(comm[:_COMM])
         if name is not None:
-            found.setdefault(name, []).append(pid)
-    return found, [pid for pid in interpreted if pid not in read]
+            pids.setdefault(name, []).append(pid)
+    return pids, [pid for pid in interpreted if pid not in read]
 
 
 def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingTool]:
@@ -233,9 +233,9 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
         for form in _NOTE_FILES:
             path = form.format(note)
             for number, line in enumerate((text_of(files, path) or "").split("\n"), 1):
-                found = _NOTE_LINE.match(line)
-                if found:
-                    own[f"vm.{found['setting']}"] = (note, f"{path}:{number}", found["value"])
+                match = _NOTE_LINE.match(line)
+                if match:
+                    own[f"vm.{match['setting']}"] = (note, f"{path}:{number}", match["value"])
         # An override without a value takes the line out of its note.
         settings.update({setting: line for setting, line in own.items() if line[2]})
     for setting, (note, place, value) in settings.items():
@@ -250,8 +250,8 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
 def _variables(files: KernelFiles, path: str) -> Dict[str, Tuple[str, str]]:
     """Value and place of each variable of a shell's file."""
     lines = enumerate((text_of(files, path) or "").split("\n"), 1)
-    found = ((number, _VARIABLE.match(line)) for number, line in lines)
-    return {each["name"]: (each["value"], f"{path}:{number}") for number, each in found if each}
+    matches = ((number, _VARIABLE.match(line)) for number, line in lines)
+    return {each["name"]: (each["value"], f"{path}:{number}") for number, each in matches if each}
 
 
 def _scripts(files: KernelFiles) -> Iterator[ConflictingTool]:

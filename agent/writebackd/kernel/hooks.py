@@ -152,19 +152,19 @@ class Choice:
 
         Empty where the best are in force.
         """
-        found: Dict[Tuple[str, str], List[str]] = {}
+        filesystems: Dict[Tuple[str, str], List[str]] = {}
         for name, hook in self.passed_over:
-            found.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
+            filesystems.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
         return "; ".join(
             f"{kind} refused for {' '.join(names)} ({error})" if error
             else f"{kind} not available for {' '.join(names)}"
-            for (kind, error), names in found.items()
+            for (kind, error), names in filesystems.items()
         )
 
     def other_refusals(self) -> List[str]:
         """`tp_btf:balance_dirty_pages (loading ...)`: refused, and not in the summary above."""
-        told = {hook.name for _, hook in self.passed_over}
-        return [f"{name} ({error})" for name, error in self.refused.items() if name not in told]
+        listed = {hook.name for _, hook in self.passed_over}
+        return [f"{name} ({error})" for name, error in self.refused.items() if name not in listed]
 
     @property
     def filesystems(self) -> List[str]:

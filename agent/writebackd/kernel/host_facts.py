@@ -77,7 +77,7 @@ def read_facts(files: KernelFiles) -> HostFacts:
 def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
     """Those that are no stack of others."""
     drivers = Drivers(files)
-    found = []
+    disks = []
     for name in files.listdir("/sys/block"):
         place = (files.readlink(f"/sys/block/{name}") or "").split("/")
         # dm, md, loop, zram: stacks and memory. A multipath NVMe head is virtual as well, but
@@ -88,7 +88,7 @@ def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
         if (files.try_read(f"/sys/block/{name}/size") or "0") == "0":  # a card reader
             continue
         driver = drivers.of(name, place)
-        found.append(
+        disks.append(
             DiskFacts(
                 name=name,
                 driver=driver,
@@ -100,7 +100,7 @@ def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
                 or files.try_read(f"/sys/block/{name}/removable") == "1",
             )
         )
-    return tuple(found)
+    return tuple(disks)
 
 
 def _cache(
@@ -158,13 +158,13 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
 
 def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
     """The parts of the path in systemd's hierarchy, or in v2's."""
-    found: List[str] = []
+    parts: List[str] = []
     for hierarchy, controllers, path in memberships:
         if hierarchy != "0" and controllers == "name=systemd":
             return path[1:].split("/")
         if hierarchy == "0" and not controllers:
-            found = path[1:].split("/")
-    return found
+            parts = path[1:].split("/")
+    return parts
 
 
 def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
@@ -220,11 +220,11 @@ def _has_virtio_disk(files: KernelFiles) -> bool:
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
-    found = re.search(r"^flags\s*:(.*)", files.try_read("/proc/cpuinfo") or "", re.MULTILINE)
-    return found.group(1).split() if found else None
+    match = re.search(r"^flags\s*:(.*)", files.try_read("/proc/cpuinfo") or "", re.MULTILINE)
+    return match.group(1).split() if match else None
 
 
 def _memory_bytes(files: KernelFiles) -> Optional[int]:
     text = files.try_read("/proc/meminfo") or ""
-    found = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
-    return int(found.group(1)) << 10 if found else None
+    match = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
+    return int(match.group(1)) << 10 if match else None

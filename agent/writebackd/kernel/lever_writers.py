@@ -11,7 +11,7 @@ from writebackd.types.levers import ForeignWrite
 
 
 def writer_of(
-    found: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
+    changed: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
 ) -> Optional[ForeignWrite]:
     """The newest of the writes in `seen` that set what was found; None: nobody was seen.
 
@@ -19,16 +19,16 @@ def writer_of(
     probe sees a write before the kernel has judged it: one of another value may have been
     refused.  Only where none fits and the queue was full, the last to the same lever is taken.
     """
-    name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
+    name = changed.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
     same = [w for queue in seen for w in queue if w.lever == name and w.pid not in own]
-    fitting = [w for w in same if _number(w.value) == _number(found.value)]
+    fitting = [w for w in same if _number(w.value) == _number(changed.value)]
     overrun = any(len(queue) >= bpf_layout.SYSCTL_WRITES for queue in seen)
     chosen = (fitting or (same if overrun else []))[-1:]
     if not chosen:
         return None
     writer = chosen[0]
     return replace(
-        found, pid=writer.pid, comm=writer.comm, cgroup_id=writer.cgroup_id, cgroup=writer.cgroup,
+        changed, pid=writer.pid, comm=writer.comm, cgroup_id=writer.cgroup_id, cgroup=writer.cgroup,
         cmdline=writer.cmdline,
     )
 

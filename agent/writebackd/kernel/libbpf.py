@@ -140,12 +140,12 @@ def library() -> C.CDLL:
         # A rejected program's verifier log comes through here, in thousands
         # of lines: trying hooks is routine, so it is for debugging only.
         if level == _WARN or log.isEnabledFor(logging.DEBUG):
-            found = C.c_void_p()
+            buffer = C.c_void_p()
             # A va_list is passed by pointer: an array on x86-64, a large structure on arm64.
-            if libc.vasprintf(C.byref(found), fmt, args) < 0:
+            if libc.vasprintf(C.byref(buffer), fmt, args) < 0:
                 return 0
-            text = C.string_at(found).decode(errors="replace").rstrip()
-            libc.free(found)
+            text = C.string_at(buffer).decode(errors="replace").rstrip()
+            libc.free(buffer)
             if "BEGIN PROG LOAD LOG" in text:
                 _verdicts.append(verdict_of(text))
             log.debug("libbpf: %s", text)
@@ -223,8 +223,8 @@ class Map:
     def memory_bytes(self) -> int:
         """What the kernel charges for the map (fdinfo memlock)."""
         text = Path(f"/proc/self/fdinfo/{self.fd}").read_text()
-        found = re.search(r"^memlock:\s*(\d+)", text, re.M)
-        return int(found.group(1)) if found else self.max_entries * self.value_size
+        match = re.search(r"^memlock:\s*(\d+)", text, re.M)
+        return int(match.group(1)) if match else self.max_entries * self.value_size
 
 
 class BatchReader:

@@ -257,10 +257,10 @@ class SyncReader:
         A sync sleeps uninterruptibly, and takes no time in user mode.  wchan would tell as
         well, but is for CAP_SYS_PTRACE.
         """
-        found = thread_state(tid) if self._misses_ends else None
-        if found is None:
+        thread = thread_state(tid) if self._misses_ends else None
+        if thread is None:
             return False
-        state, user_s = found
+        state, user_s = thread
         first_s = self._user_s[sync] = earlier.get(sync, user_s)
         return state not in "RD" or user_s - first_s > _USER_S
 
@@ -285,7 +285,7 @@ class CgroupSyncReader:
         self._last: Dict[bytes, Tuple[int, int]] = {}
 
     def read(self) -> CgroupReadings:
-        found: CgroupReadings = {}
+        readings: CgroupReadings = {}
         seen: Dict[bytes, Tuple[int, int]] = {}
         ranks: Dict[bytes, Tuple[int, int]] = {}  # by the syncs of this tick
         for key, value in self._reader.read():
@@ -299,12 +299,12 @@ class CgroupSyncReader:
             grown = count - last[0] if count > last[0] else count
             ranks[key] = (grown, last_ns)
             cgroup, dev = bpf_layout.CGROUP_KEY.unpack(key)
-            found[cgroup, bpf_layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
+            readings[cgroup, bpf_layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
         # Also those that are active: they come back without a loss, as their count begins anew.
         for key in make_room(self._map, len(seen), ranks):
             del seen[key]
         self._last = seen
-        return found
+        return readings
 
 
 class TaskReader:
@@ -417,14 +417,14 @@ class SysctlWriteReader:
         self._queue = sysctl_writes
 
     def read(self) -> Tuple[ForeignWrite, ...]:
-        found: List[ForeignWrite] = []
+        writes: List[ForeignWrite] = []
         # More than the queue holds come in while it is read: they wait for the next tick.
-        while len(found) < bpf_layout.SYSCTL_WRITES:
+        while len(writes) < bpf_layout.SYSCTL_WRITES:
             write = self._queue.pop()
             if write is None:
                 break
             cgroup, pid, comm, name, value, words = bpf_layout.SYSCTL_WRITE.unpack(write)
-            found.append(
+            writes.append(
                 ForeignWrite(
                     lever=_text(name).rpartition("/")[2],
                     value=_text(value).strip(),
@@ -434,7 +434,7 @@ class SysctlWriteReader:
                     cmdline=command_line(words),
                 )
             )
-        return tuple(found)
+        return tuple(writes)
 
 
 def _text(raw: bytes) -> str:

@@ -157,10 +157,10 @@ class BpfProbe:
         obj.set_entries("committers", self._entries)
         self._set_constants(obj)
         for name, size in bpf_layout.VALUE_SIZES.items():
-            found = obj.map(name).value_size
-            if found != size:
+            actual = obj.map(name).value_size
+            if actual != size:
                 raise OSError(
-                    f"map {name} has values of {found} bytes, expected {size}: "
+                    f"map {name} has values of {actual} bytes, expected {size}: "
                     "the BPF object is of another version; rebuild the package"
                 )
         obj.load()

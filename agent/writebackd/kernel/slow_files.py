@@ -29,13 +29,13 @@ def read(files: KernelFiles, directory: str, name: str) -> str:
         del _hanging[home]
     home, file = str(files.path(directory)), f"{directory}/{name}"
     if home not in _hanging and len(_hanging) < _MOST_HANGING:
-        found: List[Union[str, BaseException]] = []
+        results: List[Union[str, BaseException]] = []
 
         def work() -> None:
             try:
-                found.append(files.read(file))
+                results.append(files.read(file))
             except BaseException as error:
-                found.append(error)
+                results.append(error)
 
         thread = threading.Thread(target=work, name="read", daemon=True)
         try:
@@ -43,7 +43,7 @@ def read(files: KernelFiles, directory: str, name: str) -> str:
         except RuntimeError as error:  # TasksMax= of the unit
             raise OSError(errno.EAGAIN, str(error), file) from None
         thread.join(_READ_MORE_S if _hanging else _READ_S)
-        for result in found:
+        for result in results:
             if isinstance(result, str):
                 return result
             raise result

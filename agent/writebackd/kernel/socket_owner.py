@@ -20,7 +20,7 @@ _PORTS, _REST = struct.Struct("!HH"), struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFF
 _STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 4 + 48 + 12
 
 
-def owners_are_told(listener: socket.socket) -> bool:
+def owners_are_known(listener: socket.socket) -> bool:
     """Whether `tcp_peer_uid` works here, by a connection to a listener that does not block.
 
     The first question may have the kernel load modules, and wait for their disk: ask it at the

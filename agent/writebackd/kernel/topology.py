@@ -108,19 +108,19 @@ class _Scan:
         used: Set[str] = set().union(*self._slaves.values())
         used.update(self.disk(member) for members in pools.values() for member in members)
         mounted = self._mounted_disks()
-        found = [
+        devices = [
             self._device(name, self.devno[name], (name,), mounted.get(name, []))
             for name in self._slaves
             if self._counts(name, name in mounted, name in used)
         ]
-        found += self._btrfs_devices(pools)
+        devices += self._btrfs_devices(pools)
         # An identity that two of them share names neither.
-        seen = Counter(device.identity for device in found)
-        found = [
+        seen = Counter(device.identity for device in devices)
+        devices = [
             replace(device, identity=None) if seen[device.identity] > 1 else device
-            for device in found
+            for device in devices
         ]
-        return tuple(sorted(found, key=lambda device: _natural(device.name)))
+        return tuple(sorted(devices, key=lambda device: _natural(device.name)))
 
     def _leaves_of(self, disk: str, above: Tuple[str, ...] = ()) -> Set[str]:
         if disk not in self._leaves:
@@ -211,18 +211,18 @@ class _Scan:
 
     def _btrfs_devices(self, pools: Dict[str, Set[str]]) -> List[Device]:
         mounted = self._btrfs_mounts(pools)
-        found = []
+        devices = []
         for uuid, members in pools.items():
             link = self._files.readlink(f"/sys/fs/btrfs/{uuid}/bdi")
             # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
             bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
             disks = [self.disk(name) for name in members]
-            found.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
-        return found
+            devices.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
+        return devices
 
     def _btrfs_mounts(self, pools: Dict[str, Set[str]]) -> Dict[str, List[Mount]]:
         """Mounts by UUID: st_dev is anonymous, only the source names a member."""
-        found: Dict[str, List[Mount]] = {}
+        mounts: Dict[str, List[Mount]] = {}
         strays = []
         for mount in self._mounts:
             if mount.fstype != "btrfs":
@@ -230,13 +230,13 @@ class _Scan:
             name = self._kernel_name(mount.source)
             owners = [uuid for uuid, members in pools.items() if name in members]
             if owners:
-                found.setdefault(owners[0], []).append(mount)
+                mounts.setdefault(owners[0], []).append(mount)
             else:
                 strays.append(mount)  # "/dev/root", or a node that udev has renamed
-        left = [uuid for uuid in pools if uuid not in found]
+        left = [uuid for uuid in pools if uuid not in mounts]
         if len(strays) == len(left) == 1:
-            found[left[0]] = strays
-        return found
+            mounts[left[0]] = strays
+        return mounts
 
     def _kernel_name(self, source: str) -> Optional[str]:
         """Kernel name of a node in /dev, followed through udev's symbolic links."""
@@ -280,7 +280,7 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
     return _Scan(files, _filesystems(files)).devices()
 
 
-class _Found(NamedTuple):
+class _ScanResult(NamedTuple):
     """What a scan came to."""
 
     mounts: Tuple[Mount, ...]  # those that can move a BDI
@@ -306,8 +306,8 @@ class Topology:
         self._rescan_at = self._not_before = clock()
         self._thread: Optional[threading.Thread] = None
         self._began = 0.0
-        self._found: Optional[_Found] = None  # by the thread, not taken yet
-        self._current = _Found((), (), {})
+        self._result: Optional[_ScanResult] = None  # by the thread, not taken yet
+        self._current = _ScanResult((), (), {})
         self._error: Optional[str] = None
 
     @property
@@ -367,11 +367,11 @@ class Topology:
         return self._thread is not None and self._thread.is_alive()
 
     def _take(self) -> bool:
-        found, self._found = self._found, None
-        if found is None:
+        result, self._result = self._result, None
+        if result is None:
             return False
-        changed = found.devices != self.devices
-        self._current = found if changed else found._replace(devices=self.devices)
+        changed = result.devices != self.devices
+        self._current = result if changed else result._replace(devices=self.devices)
         return changed
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -422,4 +422,4 @@ class Topology:
         self._not_before = end + min(_SCAN_DUTY * (end - began), _LONGEST_PAUSE_S)
         self._rescan_at = end + (_RESCAN_BLIND_S if self._uevents is None else _RESCAN_S)
         self._error = None
-        self._found = _Found(mounts, devices, by_fs)
+        self._result = _ScanResult(mounts, devices, by_fs)

@@ -60,9 +60,9 @@ _Sections = Dict[str, Dict[str, _Option]]
 
 def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
     """What tuned would make of these profiles, the later over the earlier."""
-    found, units = Profiles([], [], []), {}  # type: Profiles, _Sections
+    merged, units = Profiles([], [], []), {}  # type: Profiles, _Sections
     for name in profiles:
-        _add_profile(files, name, found, units)
+        _add_profile(files, name, merged, units)
     variables = {name: value for name, (_, value) in units.get("variables", {}).items()}
     for section, options in units.items():
         # The plugin of a section is its name, unless it has a `type=`.
@@ -79,8 +79,8 @@ def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
             setting = match["setting"]
             if plugin == "vm" and value.endswith("%"):
                 setting, value = setting.replace("bytes", "ratio"), value.rstrip("%")
-            found.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
-    return found
+            merged.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
+    return merged
 
 
 def tuned_file(
@@ -105,23 +105,23 @@ def included(text: str) -> List[str]:
     return list(filter(None, re.split(r"\s*[,;]\s*", value)))
 
 
-def _add_profile(files: KernelFiles, name: str, found: Profiles, units: _Sections) -> None:
+def _add_profile(files: KernelFiles, name: str, profiles: Profiles, units: _Sections) -> None:
     """What a profile includes, then its own on top."""
-    own = tuned_file(files, name.lstrip("-"), found.paths)
+    own = tuned_file(files, name.lstrip("-"), profiles.paths)
     if own is None:
         # A leading "-": no error where there is none. One that was read already is skipped, too.
         if not name.startswith("-") and tuned_file(files, name) is None:
-            found.unknown.append(name)
+            profiles.unknown.append(name)
         return
     path, text = own
-    found.paths.append(path)
+    profiles.paths.append(path)
     try:
         sections = _sections(path, text)
     except configparser.Error:
-        found.unknown.append(path)  # tuned refuses it
+        profiles.unknown.append(path)  # tuned refuses it
         return
     for each in included(text):
-        _add_profile(files, each, found, units)
+        _add_profile(files, each, profiles, units)
     for section, options in sections.items():
         before = units.get(section)
         if before is None or options.get("replace", ("", ""))[1] in _YES:

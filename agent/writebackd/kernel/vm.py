@@ -158,11 +158,11 @@ def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> O
     """
     page = page_size()
     expected = expected_thresholds(limit_bytes, background_bytes, page)
-    found = (state.threshold_bytes // page, state.background_threshold_bytes // page)
+    in_force = (state.threshold_bytes // page, state.background_threshold_bytes // page)
     wrong = [
         f"{name} is {has} pages instead of {should}"
         for name, has, should in zip(
-            ("nr_dirty_threshold", "nr_dirty_background_threshold"), found, expected
+            ("nr_dirty_threshold", "nr_dirty_background_threshold"), in_force, expected
         )
         if abs(has - should) > 1
     ]

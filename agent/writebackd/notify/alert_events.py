@@ -51,8 +51,8 @@ class AlertEvent:
 class _Standing:
     id: str
     alert: Alert  # as of the last tick
-    told: Alert
-    named: bool  # a culprit was told
+    reported: Alert
+    named: bool  # a culprit was reported
 
 
 class Tracker:
@@ -96,13 +96,13 @@ class Tracker:
                 continue
             named = known.named or bool(alert.culprits)
             news = (
-                alert.severity is not known.told.severity
-                or alert.cause is not known.told.cause
+                alert.severity is not known.reported.severity
+                or alert.cause is not known.reported.cause
                 or named is not known.named
             )
             if news:
-                events.append(AlertEvent(EventKind.CHANGE, known.id, alert, wall_s, known.told))
-            standing[key] = _Standing(known.id, alert, alert if news else known.told, named)
+                events.append(AlertEvent(EventKind.CHANGE, known.id, alert, wall_s, known.reported))
+            standing[key] = _Standing(known.id, alert, alert if news else known.reported, named)
         behind = {each.key[:2] for each in hidden}
         for key in [each for each in gone if each[:2] in behind]:
             standing[key] = gone.pop(key)

@@ -55,14 +55,14 @@ def labels_of(alert: Alert, host: str) -> LabelSet:
 def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
     """All that moves: the numbers, who, what was done."""
     culprits = "; ".join(who(each) for each in alert.culprits[:_MOST_CULPRITS])
-    found = {
+    annotations = {
         "summary": line(alert.summary),
         "done": line(alert.done),
         "culprits": culprits,
         "evidence": fact_lines(alert) or "",
         "runbook_url": runbook_of(alert, runbook),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in annotations.items() if text}
 
 
 class Alertmanager(Route):
@@ -135,7 +135,7 @@ class Alertmanager(Route):
             wait_s = self._resend_s
             if self._post():
                 said = news
-                self._told_ended(ended)
+                self._keep_ended(ended)
             else:
                 wait_s = self._backoff.fail()
             if closing:
@@ -177,11 +177,11 @@ class Alertmanager(Route):
         self._backoff.reset()
         return True
 
-    def _told_ended(self, told: List[LabelSet]) -> None:
+    def _keep_ended(self, sent: List[LabelSet]) -> None:
         """Say it for as long as Alertmanager might still hold our last endsAt for true."""
         now = time.monotonic()
         with self._lock:
-            for labels in told:
+            for labels in sent:
                 if labels not in self._ended:
                     continue
                 alert, end_s, until = self._ended[labels]

@@ -45,8 +45,8 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
     """The first address that answers: localhost is ::1 as well, where few listen."""
     error: OSError = OSError("the name has no address")
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for tried, (family, kind, protocol, _, address) in enumerate(found):
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
         try:
             # Refused as well: where IPv6 is off, or the unit lets no such socket be made.
             connection = socket.socket(family, kind, protocol)
@@ -56,7 +56,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         try:
             # A share of the time: one that is never answered leaves some for the next.
             now = time.monotonic()
-            _limit(connection, now + (deadline - now) / (len(found) - tried))
+            _limit(connection, now + (deadline - now) / (len(addresses) - tried))
             connection.connect(address)
             return connection
         except OSError as failed:

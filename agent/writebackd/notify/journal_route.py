@@ -36,12 +36,12 @@ def journal_route(runbook: str) -> QueuedRoute:
 
 def _send(runbook: str, native: bool, event: AlertEvent) -> None:
     """Raises OSError."""
-    found = fields(event, runbook)
+    entry = fields(event, runbook)
     if native:
-        journald.send(found)
+        journald.send(entry)
     if not native or "JOURNAL_STREAM" not in os.environ:
         # Somebody may be looking at standard error, which is not the journal then.
-        log.log(_LEVEL[found["PRIORITY"]], "%s", found["MESSAGE"])
+        log.log(_LEVEL[entry["PRIORITY"]], "%s", entry["MESSAGE"])
 
 
 def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
@@ -51,7 +51,7 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
     text = headline(event)
     if not over:
         text += f": {line(alert.summary)}"
-    found: Dict[str, Any] = {
+    entry: Dict[str, Any] = {
         "MESSAGE": text,
         "MESSAGE_ID": MESSAGE_IDS[event.what],
         "PRIORITY": _OVER if over else _PRIORITY[alert.severity],
@@ -68,10 +68,10 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
         "DONE": line(alert.done),
         "RUNBOOK": runbook_of(alert, runbook),
     }
-    found.update(_facts(alert))
+    entry.update(_facts(alert))
     if alert.culprits:
-        found.update(_culprit(alert.culprits[0]))
-    return {name: value for name, value in found.items() if value != ""}
+        entry.update(_culprit(alert.culprits[0]))
+    return {name: value for name, value in entry.items() if value != ""}
 
 
 def _facts(alert: Alert) -> Dict[str, str]:
@@ -90,7 +90,7 @@ def _culprit(culprit: Culprit) -> Dict[str, str]:
     With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows that
     backup.service is to blame.
     """
-    found = {
+    entry = {
         "CULPRIT": who(culprit),
         "CULPRIT_PID": culprit.pid,
         "CULPRIT_COMM": culprit.comm,
@@ -100,4 +100,4 @@ def _culprit(culprit: Culprit) -> Dict[str, str]:
         "OBJECT_SYSTEMD_UNIT": culprit.unit,
         "CULPRIT_BYTES_PER_SECOND": None if culprit.dirty_rate is None else int(culprit.dirty_rate),
     }
-    return {name: line(str(value)) for name, value in found.items() if value is not None}
+    return {name: line(str(value)) for name, value in entry.items() if value is not None}

@@ -66,7 +66,7 @@ class Route:
 
     def __init__(self, name: str, target: str) -> None:
         self.name, self.target = name, target
-        self._told = 0
+        self._sent = 0
         self._lost = 0
         self._error: Optional[str] = None
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Route:
     def state(self) -> RouteState:
         with self._lock:
             waiting = self._count_waiting()
-        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+        return RouteState(self.name, self.target, self._sent, waiting, self._lost, self._error)
 
     def _count_waiting(self) -> int:
         raise NotImplementedError
@@ -152,7 +152,7 @@ class Route:
         if self._error is not None:
             log.info("alerts reach %s %s again", self.name, self.target)
         self._error = None
-        self._told += 1
+        self._sent += 1
 
 
 class QueuedRoute(Route):

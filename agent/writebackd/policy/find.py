@@ -50,7 +50,7 @@ def unsafe(files: Iterable[str]) -> List[str]:
 
     A policy says what root writes and starts. What is shipped is as safe as the program.
     """
-    found = []
+    problems = []
     for file in files:
         if packaged_dir() in Path(file).parents:
             continue
@@ -59,8 +59,8 @@ def unsafe(files: Iterable[str]) -> List[str]:
         except OSError as error:
             why = f"cannot look at it: {error.strerror}"
         if why:
-            found.append(f"{file}: not taken: {why}")
-    return found
+            problems.append(f"{file}: not taken: {why}")
+    return problems
 
 
 def _list_dir(path: Path) -> List[str]:
@@ -126,9 +126,9 @@ def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
 
 def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
     """Policy name -> the strongest base file of that name."""
-    found = _strongest(dirs)
-    found.pop(f"{SITE_NAME}.conf", None)
-    return {name[: -len(".conf")]: path for name, path in found.items()}
+    files = _strongest(dirs)
+    files.pop(f"{SITE_NAME}.conf", None)
+    return {name[: -len(".conf")]: path for name, path in files.items()}
 
 
 def misplaced(dirs: Sequence[Path]) -> List[str]:

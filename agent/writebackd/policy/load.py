@@ -149,13 +149,13 @@ def list_policies(
     config_dir: Optional[Path] = None, root: Path = Path("/")
 ) -> Tuple[Loaded, ...]:
     """Every policy that can be named, by name, broken and masked ones included."""
-    found: List[Loaded] = []
+    policies: List[Loaded] = []
     for name, path in sorted(base_files(search_dirs(config_dir, root)).items()):
         try:
-            found.append(_load(*locate(name, config_dir, root)))
+            policies.append(_load(*locate(name, config_dir, root)))
         except PolicyError as error:  # masked, no name for a policy, or no list of drop-ins
-            found.append(Loaded(Merger(name).policy((path,)), error.messages))
-    return tuple(found)
+            policies.append(Loaded(Merger(name).policy((path,)), error.messages))
+    return tuple(policies)
 
 
 def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:

@@ -111,8 +111,8 @@ def choose(
     ``default`` is one of these is for the caller to ask.
     """
     every = load_all(config_dir, root)
-    found = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
-    distrusted = {name: why for name, why in found.items() if why}
+    problems = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
+    distrusted = {name: why for name, why in problems.items() if why}
     loaded = {each.name: each for each in every if each.name not in distrusted}
     for name in (DEFAULT_NAME, before):
         if name in loaded:
@@ -232,18 +232,18 @@ def _services(
     """`only_units`: a process' name, which anybody can give, shall not switch everything off."""
     if facts.units is None or facts.processes is None:
         return None, "running services unknown"
-    found: List[str] = []
+    names: List[str] = []
     # Globs outside: fnmatch keeps a few hundred compiled, and a policy may have a thousand.
     for glob in globs:
         if glob.endswith(_UNIT):
-            found += [each for each in facts.units if fnmatchcase(each, glob)]
+            names += [each for each in facts.units if fnmatchcase(each, glob)]
         else:
-            found += [each for each in facts.processes if _is_called(each, glob)]
-    if not found and facts.unseen is not None:
+            names += [each for each in facts.processes if _is_called(each, glob)]
+    if not names and facts.unseen is not None:
         return None, f"none that can be seen runs (/proc is mounted {facts.unseen})"
-    if found and only_units and not any(each.endswith(_UNIT) for each in found):
-        return False, f"{_few(found)} runs, but none of the units"
-    return bool(found), f"{_few(found)} runs" if found else "none runs"
+    if names and only_units and not any(each.endswith(_UNIT) for each in names):
+        return False, f"{_few(names)} runs, but none of the units"
+    return bool(names), f"{_few(names)} runs" if names else "none runs"
 
 
 def _is_called(process: str, glob: str) -> bool:
@@ -265,10 +265,10 @@ def _any_disk(
     """Whether a disk has one of these drivers, or caches; ``known`` are its name and its own."""
     if not known:
         return None, "no disk is known"
-    found = [f"{name}: {own}" for name, own in known
+    disks = [f"{name}: {own}" for name, own in known
              if own is not None and any(fnmatchcase(own, glob) for glob in globs)]  # fmt: skip
-    if found:
-        return True, f"{what} of {_few(found)}"
+    if disks:
+        return True, f"{what} of {_few(disks)}"
     blind = [name for name, own in known if own is None]
     if blind:
         return None, f"{what} of {_few(blind)} is not known"

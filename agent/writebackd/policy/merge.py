@@ -140,10 +140,10 @@ class Merger:
 
     def _check_empty_windows(self) -> None:
         """One whose lines are all commented out, or in the section above, would never open."""
-        told = {section for section, _ in self.broken}
+        broken = {section for section, _ in self.broken}
         for section, origin in self.headers.items():
             kind, _, name = section.partition(" ")
-            if kind == "window" and name not in self.windows and section not in told:
+            if kind == "window" and name not in self.windows and section not in broken:
                 self.errors.add(
                     origin,
                     f"window {name} is empty: add 'when = {WHEN.kind.example}' and the keys to "
@@ -187,11 +187,11 @@ class Merger:
     def _in_force(self, name: str, glob: str) -> Setting:
         """What holds of a key, for the device that ``glob`` reads as when there is one."""
         key = DEVICE_KEYS[name]
-        found = self.values[key.section, name]
+        value = self.values[key.section, name]
         for each in self.devices if glob else ():
             if each.key is key and (each.glob == glob or schema.matches(each.glob, glob)):
-                found = each
-        return found
+                value = each
+        return value
 
     def _check_order(self, small: str, large: str, glob: str) -> None:
         low, high = self._in_force(small, glob), self._in_force(large, glob)

@@ -152,16 +152,16 @@ class Policy(keys.PolicySection):
                     if any(matches(glob, name, device.devno, device.driver) for name in names)]
 
         if named:
-            found = those(device_globs(named), device.name, *device.leaves)
-            if not found:
+            named_by = those(device_globs(named), device.name, *device.leaves)
+            if not named_by:
                 return "not among the devices named by --device"
         else:
             excluded = those(self.devices.exclude, device.name)
             if excluded:
                 return f"excluded by '{excluded[0]}' ({self.origins['devices', 'exclude']})"
-            found = those(self.devices.include, device.name)
-            if not found:
+            named_by = those(self.devices.include, device.name)
+            if not named_by:
                 return f"not in include ({self.origins['devices', 'include']})"
-        if device.driver == "loop" and all(glob[0] in "*?[" for glob in found):
+        if device.driver == "loop" and all(glob[0] in "*?[" for glob in named_by):
             return "loop device: only managed when named by --device or a policy"
         return None

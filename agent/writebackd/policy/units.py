@@ -48,11 +48,11 @@ class UnitError(ValueError):
 
 def _split(text: str, wanted: str, *units: str) -> Tuple[Fraction, str]:
     """Number and unit, which is one of ``units`` if any are given."""
-    found = _NUMBER.fullmatch(text)
-    unit = (found.group(2) or "") if found is not None else ""
-    if found is None or (units and unit not in units):
+    match = _NUMBER.fullmatch(text)
+    unit = (match.group(2) or "") if match is not None else ""
+    if match is None or (units and unit not in units):
         raise UnitError(f"'{shorten(text)}' is not {wanted}")
-    return Fraction(found.group(1)), unit
+    return Fraction(match.group(1)), unit
 
 
 def _plain(number: Decimal) -> str:
@@ -202,11 +202,11 @@ def parse_list(
     words = text.split()
     if len(words) > most:
         raise UnitError(f"{len(words)} {what}, {most} at most")
-    found = tuple(map(parse_word, words))
-    for word in found:
-        if found.count(word) > 1:
+    values = tuple(map(parse_word, words))
+    for word in values:
+        if values.count(word) > 1:
             raise UnitError(f"'{shorten(word)}' is listed twice: remove one")
-    return found
+    return values
 
 
 _device = matching(_GLOB, "a device: write it like sda, dm-0 or sd*")

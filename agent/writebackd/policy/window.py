@@ -32,14 +32,14 @@ class When:
     def spans(self) -> Tuple[Tuple[int, int], ...]:
         """When it is open, as ``[begin, end)`` in minutes of the week, ascending and apart."""
         length = self.end - self.begin if self.end > self.begin else self.end + DAY - self.begin
-        found: List[Tuple[int, int]] = []
+        spans: List[Tuple[int, int]] = []
         for day in self.days:
             begin = day * DAY + self.begin
-            found.append((begin, min(begin + length, WEEK)))
+            spans.append((begin, min(begin + length, WEEK)))
             if begin + length > WEEK:
-                found.append((0, begin + length - WEEK))
+                spans.append((0, begin + length - WEEK))
         joined: List[Tuple[int, int]] = []
-        for begin, end in sorted(found):
+        for begin, end in sorted(spans):
             if joined and joined[-1][1] == begin:
                 begin = joined.pop()[0]
             joined.append((begin, end))
@@ -58,10 +58,10 @@ def parse_when(text: str) -> Optional[When]:
     """Days and hours; None for no text. Raises UnitError."""
     if not text:
         return None
-    found = _WHEN.fullmatch(text)
-    if found is None:
+    match = _WHEN.fullmatch(text)
+    if match is None:
         raise UnitError(f"'{shorten(text)}' is not DAYS HH:MM-HH:MM: write it like '{_EXAMPLE}'")
-    days, *clock = found.groups()
+    days, *clock = match.groups()
     begin, end = _minute(*clock[:2]), _minute(*clock[2:])
     if begin == DAY:
         raise UnitError("24:00 is an end: write 00:00, on the day after")

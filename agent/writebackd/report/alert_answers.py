@@ -74,7 +74,7 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
     left out. A record that is damaged is left out as well.
     """
     standing = {(each["name"], each["device"]) for each in active}
-    found: Dict[str, Json] = {}
+    alerts: Dict[str, Json] = {}
     for text in records:
         try:
             record = json.loads(text)
@@ -84,19 +84,19 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
                 "end": float(record["time"]) if record["what"] == "end" else None,
                 "causes": [str(record["alert"]["cause"])],
             }
-            known = found.get(record["id"])
+            known = alerts.get(record["id"])
             if known is not None:
                 alert["began"] = known["began"]
                 alert["causes"] = list(dict.fromkeys(known["causes"] + alert["causes"]))
                 if known["severity"] == "critical":
                     alert["severity"] = "critical"  # the worst that it was
-            found[record["id"]] = alert
+            alerts[record["id"]] = alert
         except (ValueError, KeyError, TypeError):
             continue
-    newest = {(each["name"], each["device"]): id_ for id_, each in found.items()}
+    newest = {(each["name"], each["device"]): id_ for id_, each in alerts.items()}
     return [
         each
-        for id_, each in found.items()
+        for id_, each in alerts.items()
         if each["end"] is not None
         or (each["name"], each["device"]) not in standing
         or newest[each["name"], each["device"]] != id_

@@ -44,7 +44,7 @@ def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
     if not runs:
         return None
     known = {name: [v for v in (getattr(run, name) for run in runs) if v] for name in VALUES}
-    values: Dict[str, Any] = {n: statistics.median(found) for n, found in known.items() if found}
+    values: Dict[str, Any] = {n: statistics.median(all_) for n, all_ in known.items() if all_}
     return Calibrated(max(run.wall_s for run in runs), **values)
 
 
@@ -77,7 +77,7 @@ def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
     return mine
 
 
-def seed(path: Path, identity: str, found: Calibrated) -> None:
+def seed(path: Path, identity: str, run: Calibrated) -> None:
     """Into the daemon's file, while none runs. Raises OSError, or ValueError where it is damaged.
 
     No cache seen is no reason to forget a larger one: what was not measured stays as it is.
@@ -85,7 +85,7 @@ def seed(path: Path, identity: str, found: Calibrated) -> None:
     known = read_learned(path)
     names = ("drain_rate", "cache_bytes", "baseline_s")
     facts: Dict[str, Any] = {
-        name: Fact(getattr(found, name), found.wall_s) for name in names if getattr(found, name)
+        name: Fact(getattr(run, name), run.wall_s) for name in names if getattr(run, name)
     }
     learned = replace(known.get(identity, Learned()), **facts)
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

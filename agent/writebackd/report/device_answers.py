@@ -49,7 +49,7 @@ def device_row(
     device = sample.device
     said = next((each for each in backings if each.mode or each.protection), None)
     # Words about a battery that are not understood do not protect anything.
-    told = said is not None and (said.protection or any("battery" in word for word in said.unread))
+    known = said is not None and (said.protection or any("battery" in word for word in said.unread))
     syncs = estimate if estimate.demand_known else None
     return {
         "name": device.name,
@@ -68,7 +68,7 @@ def device_row(
             "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
             "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
-            "protected": said.protection is Protection.OK if said and told else None,
+            "protected": said.protection is Protection.OK if said and known else None,
             "source": said.source if said else None,
             "reported": [_backing(each) for each in backings],
             "fill": finite(estimate.fill_share),
@@ -117,10 +117,10 @@ def _topology_row(device: Device, decision: DeviceDecision, backings: Sequence[B
 
 
 def backings_of(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
-    found: Dict[str, List[Backing]] = {}
+    by_device: Dict[str, List[Backing]] = {}
     for each in backings:
-        found.setdefault(each.device, []).append(each)
-    return found
+        by_device.setdefault(each.device, []).append(each)
+    return by_device
 
 
 def _backing(backing: Backing) -> Json:

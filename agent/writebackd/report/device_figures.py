@@ -177,7 +177,7 @@ class Collector:
 
     def _rows(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
         span_s, decided = self._span_s, snapshot.decisions
-        found, _ = original_bytes(snapshot)
+        original, _ = original_bytes(snapshot)
         rows: List[Figures] = []
         for name, each in self._sums.items():
             decision = decided.get(name)  # None: it is gone by now
@@ -189,7 +189,7 @@ class Collector:
                     span_s=span_s,
                     device=name,
                     limit_bytes=self._limit / span_s,
-                    found_bytes=float(found),
+                    found_bytes=float(original),
                     write_rate=each.written / span_s,
                     flooded_s=each.flooded_s,
                     ours_s=self._ours_s,

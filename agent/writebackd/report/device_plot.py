@@ -115,9 +115,9 @@ def bins(rows: Sequence[Figures], begin_s: float, end_s: float) -> List[Bin]:
     """Rows of one device, folded so that each can be seen."""
     width_s = max((end_s - begin_s) / BINS, 1e-3)
     together = [
-        list(found) for _, found in groupby(rows, lambda row: int((row.wall_s - begin_s) / width_s))
+        list(group) for _, group in groupby(rows, lambda row: int((row.wall_s - begin_s) / width_s))
     ]
-    return [Bin(found[0].wall_s, found[-1].end_s, fold(found)) for found in together]
+    return [Bin(group[0].wall_s, group[-1].end_s, fold(group)) for group in together]
 
 
 def device_plot(

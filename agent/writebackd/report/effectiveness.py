@@ -112,20 +112,20 @@ def outside(rows: Sequence[Figures], spans: Sequence[Tuple[float, float]]) -> Li
 
 
 def measure(
-    found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = (), device: str = ""
+    figures: Sequence[Figures], trials: Sequence[Tuple[float, float]] = (), device: str = ""
 ) -> Effectiveness:
     """Of one device's rows, oldest first. `trials`: from when to when one was on.
 
     `device` is its name where there may be no rows.
     """
-    rows = outside(found, trials)
+    rows = outside(figures, trials)
     # A row in which none returned is the worst of all, not one without commits.
     synced = [row for row in rows if row.fsyncs or row.pending_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
     lost = _unfinished(rows)
     drains = [(row.drain_rate, row.span_s) for row in rows if row.drain_rate]
     return Effectiveness(
-        device=device or found[-1].device,
+        device=device or figures[-1].device,
         held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s], lost),
         loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
         calm=_stretch([row for row in synced if not row.flooded_s], lost),
@@ -133,9 +133,9 @@ def measure(
         brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
         tried_s=sum(
             max(0.0, min(row.end_s, end_s) - max(row.wall_s, begin_s))
-            for row in found for begin_s, end_s in trials
+            for row in figures for begin_s, end_s in trials
         ),
-        left_out_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
+        left_out_s=sum(row.span_s for row in figures) - sum(row.span_s for row in rows),
         drain_rate=weighted_median(drains),
     )
 
@@ -150,14 +150,14 @@ def _unfinished(rows: Sequence[Figures]) -> Dict[float, float]:
 
     One that returns, or waits on, is in that row or in the next with what it took in the end.
     """
-    found = {}
+    pending = {}
     for row, after in zip(rows, (*rows[1:], None)):
         if row.pending_s <= _longest(row):
             continue
         follows = after is not None and after.wall_s - row.end_s < row.span_s
         if after is None or not follows or max(after.pending_s, _longest(after)) < row.pending_s:
-            found[row.wall_s] = row.pending_s
-    return found
+            pending[row.wall_s] = row.pending_s
+    return pending
 
 
 def _longest(row: Figures) -> float:
@@ -196,12 +196,12 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
 
 def spells(rows: Sequence[Figures]) -> List[List[Figures]]:
     """Rows of one device, oldest first, that follow each other within GAP_S."""
-    found: List[List[Figures]] = []
+    groups: List[List[Figures]] = []
     for row in rows:
-        if not found or row.wall_s - found[-1][-1].end_s > GAP_S:
-            found.append([])
-        found[-1].append(row)
-    return found
+        if not groups or row.wall_s - groups[-1][-1].end_s > GAP_S:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
 
 
 def _misses(row: Figures) -> bool:
@@ -222,11 +222,11 @@ def weighted_median(
     return max(weighed)[0] if weighed else None
 
 
-def headline(found: Sequence[Effectiveness]) -> str:
+def headline(effects: Sequence[Effectiveness]) -> str:
     """The contrast of the table in one line, of the device where most was at stake."""
-    judged = [each for each in found if each.held.span_s or each.loose.span_s]
+    judged = [each for each in effects if each.held.span_s or each.loose.span_s]
     if not judged:
-        brief_s = max((each.brief_s for each in found), default=0.0)
+        brief_s = max((each.brief_s for each in effects), default=0.0)
         if brief_s:
             return (
                 f"Floods with commits lasted {formats.duration(brief_s)} in all, each too short"
@@ -333,12 +333,12 @@ def _unheld(each: Effectiveness) -> List[str]:
             f" {number(loose.judged)} commits ({formats.percent(missed / loose.judged)}) took"
             f" longer, the longest {latency(loose.longest_s)}."
         )
-    target, found = loose.target_bytes, loose.found_bytes
-    if target is not None and found is not None and target < found:
-        text = f"writebackd would have set {formats.size(target)} instead of {formats.size(found)}"
+    target, limit = loose.target_bytes, loose.found_bytes
+    if target is not None and limit is not None and target < limit:
+        text = f"writebackd would have set {formats.size(target)} instead of {formats.size(limit)}"
         rate = each.drain_rate or loose.written_bytes / loose.span_s
         drains = (
-            f": dirty pages drain in {formats.duration(found / rate)} at"
+            f": dirty pages drain in {formats.duration(limit / rate)} at"
             f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}"
             if rate else ""  # a disk that hangs
         )  # fmt: skip

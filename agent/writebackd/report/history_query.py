@@ -91,8 +91,8 @@ def known_devices(path: Path) -> List[str]:
     queries = tuple(
         (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
     )
-    found = [row[0] for rows in _rows(path, queries) for row in rows]
-    return sorted({name for name in found if isinstance(name, str)})
+    names = [row[0] for rows in _rows(path, queries) for row in rows]
+    return sorted({name for name in names if isinstance(name, str)})
 
 
 def read_alerts(path: Path, limit: int) -> List[str]:

@@ -63,7 +63,7 @@ class LearnedStore:
         self._wake = threading.Event()
         self._closing = False
         # A daemon thread: one stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="learned", daemon=True)
         self._thread.start()
 
     def recall(self, memory: Memory, devices: Sequence[Device], wall_s: float) -> Memory:

@@ -207,22 +207,22 @@ def _counters(snapshot: Snapshot) -> Sequence[Value]:
 
 def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
     """Severities by name, device ("": the host) and cause; of two severities the worse."""
-    found: Dict[Tuple[str, str, str], str] = {}
+    severities: Dict[Tuple[str, str, str], str] = {}
     for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
-        if found.get(key) != Severity.CRITICAL.value:
-            found[key] = alert.severity.value
-    return found
+        if severities.get(key) != Severity.CRITICAL.value:
+            severities[key] = alert.severity.value
+    return severities
 
 
 def _alerts(page: _Page, snapshot: Snapshot) -> None:
-    found = alerts_of(snapshot)
+    severities = alerts_of(snapshot)
     name = page.family("alerts_raised", "counter", "Alerts raised, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)
         page.add(name, labels_text([("name", each.value)]), count)
     name = page.family("alert", "gauge", "1 for each active alert; no device: the host.")
-    for (what, device, cause), severity in sorted(found.items()):
+    for (what, device, cause), severity in sorted(severities.items()):
         labels = [("name", what), ("device", device), ("severity", severity), ("cause", cause)]
         page.add(name, labels_text(labels), 1)
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
-from writebackd.kernel.socket_owner import owners_are_told, tcp_peer_uid
+from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
 from writebackd.report.control_server import (
     MAX_CLIENTS,
     MAX_REQUEST,
@@ -44,16 +44,16 @@ class Exposition:
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
         self._made: Dict[str, bytes] = {}  # over HTTP
-        self._told: Dict[str, Shared] = {}  # over the control socket
+        self._json: Dict[str, Shared] = {}  # over the control socket
 
-    def told(self, form: str) -> Optional[Shared]:
+    def as_json(self, form: str) -> Optional[Shared]:
         """For the control socket, in one of CONTENT_TYPES; None: nothing measured yet."""
         snapshot = self._current()
         if snapshot is None:
             return None
-        if form not in self._told:
-            self._told[form] = Shared(metrics_json(snapshot, form))
-        return self._told[form]
+        if form not in self._json:
+            self._json[form] = Shared(metrics_json(snapshot, form))
+        return self._json[form]
 
     def get(self, form: str) -> Optional[bytes]:
         """Over HTTP, head included; None: nothing measured yet."""
@@ -68,7 +68,7 @@ class Exposition:
     def _current(self) -> Optional[Snapshot]:
         snapshot = self._snapshot()
         if snapshot is not self._of:
-            self._of, self._made, self._told = snapshot, {}, {}
+            self._of, self._made, self._json = snapshot, {}, {}
         return snapshot
 
 
@@ -150,7 +150,7 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
         if number == errno.EAFNOSUPPORT:
             text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
         raise OSError(number, text, where) from None
-    known = owners_are_told(listener)
+    known = owners_are_known(listener)
     return MetricsServer(
         listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None
     )

@@ -161,20 +161,20 @@ def recommend(
         by_device[row.device].append(row)
     end_s = max((row.end_s for row in rows), default=0.0)
     observed_s = end_s - min((row.wall_s for row in rows), default=end_s)
-    found = [
+    advice = [
         _advice(by_device[name], own, learned.get(name, Learned()), trials, orders,
                 end_s if now_s is None else now_s, name, (calibrated or {}).get(name))
         for name, own in policies.items()
     ]  # fmt: skip
-    found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
+    advice.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
     # The others wait longer than under a limit of their own; a smaller one would halve the rate of
     # this one's writers, and more.
     decider = max(
-        (each for each in found if each.counts),
+        (each for each in advice if each.counts),
         key=lambda each: (each.limit_bytes or 0, each.name), default=None,
     )  # fmt: skip
     whole = Recommendation(
-        observed_s, tuple(found), decider=decider, missing=_missing(observed_s, found, decider)
+        observed_s, tuple(advice), decider=decider, missing=_missing(observed_s, advice, decider)
     )
     if decider is None or decider.limit_bytes is None:
         return whole
@@ -200,11 +200,11 @@ def stepped(limit_bytes: float) -> int:
 
 
 def _advice(
-    found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
+    figures: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
     now_s: float, name: str, calibrated: Optional[Calibrated],
 ) -> DeviceAdvice:
-    effect = measure(found, trials, name)
-    rows = outside(found, [*trials, *orders])
+    effect = measure(figures, trials, name)
+    rows = outside(figures, [*trials, *orders])
     flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.pending_s)]
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
     held_s = sum(row.flooded_s for row in held)
@@ -296,7 +296,7 @@ def _in_waves(rows: Sequence[Figures]) -> bool:
 
 
 def _missing(
-    observed_s: float, found: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
+    observed_s: float, advice: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
 ) -> Tuple[str, ...]:
     if decider is not None and decider.basis is Basis.CALIBRATED:
         return ()
@@ -306,7 +306,7 @@ def _missing(
             f"{formats.duration(ENOUGH_OBSERVED_S)} of history, to include each nightly job:"
             f" {formats.duration(observed_s)} so far"
         )
-    most = decider or max(found, key=lambda each: each.flood_s, default=None)
+    most = decider or max(advice, key=lambda each: each.flood_s, default=None)
     if most is None or not most.flood_s:
         return (*missing, "a flood with commits on one device: none so far")
     if most.flood_s < ENOUGH_FLOOD_S:
@@ -332,10 +332,10 @@ def _missing(
 # ---- in words ----------------------------------------------------------------
 
 
-def reason(found: Recommendation) -> List[str]:
+def reason(advice: Recommendation) -> List[str]:
     """Why this limit, one thought each."""
-    decider = found.decider
-    if decider is None or found.limit_bytes is None:
+    decider = advice.decider
+    if decider is None or advice.limit_bytes is None:
         return []
     held = f"{formats.duration(decider.held_s)} of floods with commits that writebackd limited"
     drains = f"{decider.name} drains {formats.size(decider.drain_rate)}/s."
@@ -355,23 +355,23 @@ def reason(found: Recommendation) -> List[str]:
     lines = [why[decider.basis]]
     others = [
         f"{each.name} alone would need {formats.size(each.limit_bytes)}"
-        for each in found.devices
+        for each in advice.devices
         if each.counts and each is not decider and each.limit_bytes != decider.limit_bytes
     ]  # fmt: skip
     if others:
         lines.append(f"One value cannot suit all: {', '.join(others)}.")
-    if found.bounded:
-        size = formats.size(found.limit_bytes)
-        lines.append(f"The {found.bounded} of policy and kernel is {size}.")
+    if advice.bounded:
+        size = formats.size(advice.limit_bytes)
+        lines.append(f"The {advice.bounded} of policy and kernel is {size}.")
     return lines
 
 
-def price(found: Recommendation) -> List[str]:
+def price(advice: Recommendation) -> List[str]:
     """What the fixed limit costs against writebackd, by this host's own figures."""
-    limit, lines = found.limit_bytes, []
+    limit, lines = advice.limit_bytes, []
     if limit is None:
         return []
-    for each in found.devices:
+    for each in advice.devices:
         if not each.counts:
             continue
         text = f"{each.name}: fsync p99 about {latency(each.wait_s(limit))} behind a full cache"
@@ -385,7 +385,7 @@ def price(found: Recommendation) -> List[str]:
                 f" {formats.size(held.written_bytes / held.span_s)}/s"
             )
         lines.append(f"{text}.")
-    alone_s = sum(each.alone_s for each in found.devices)
+    alone_s = sum(each.alone_s for each in advice.devices)
     if alone_s >= LEAST_S:
         lines.append(
             f"{formats.duration(alone_s)} of floods had no commits: a fixed limit throttles these"

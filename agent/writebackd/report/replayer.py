@@ -23,7 +23,7 @@ from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
 
 # Differences that are told one by one.
-MOST_TOLD = 20
+MOST_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def replay(
     """Each tick decided again. `load` makes a policy of a file's text; `other` takes its place.
 
     Its windows are open by the clock of then in `zone`; of the policy of then what was in force
-    is on the tape. Raises what `load` raises.
+    is in the recording. Raises what `load` raises.
     """
     memory: Optional[Memory] = None
     known: Dict[str, Policy] = {}
@@ -96,7 +96,7 @@ class Tally:
         # Seconds by device and state: then and now.
         self.states: Dict[str, Dict[str, List[float]]] = {}
         self.limits: Tuple[List[Tuple[float, float]], List[Tuple[float, float]]] = ([], [])
-        self.told: List[Tuple[float, str, str]] = []  # when, what was decided then, what now
+        self.differences: List[Tuple[float, str, str]] = []  # when, what was decided then, what now
         self._ids: Dict[str, str] = {}
 
     def add(self, tick: Replayed) -> None:
@@ -115,9 +115,9 @@ class Tally:
                 self.decisions += 1
         if not tick.same:
             self.different += 1
-            if len(self.told) < MOST_TOLD:
+            if len(self.differences) < MOST_DIFFERENCES:
                 then, now = _difference(tick.recorded, tick.outcome)
-                self.told.append((wall_s, then, now))
+                self.differences.append((wall_s, then, now))
 
     def median_limit(self, which: int) -> Optional[float]:
         """Of the time with a limit of the agent's: then (0), now (1)."""
@@ -126,19 +126,19 @@ class Tally:
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
     """The parts that differ, in words."""
-    found: List[Tuple[str, str]] = []
+    pairs: List[Tuple[str, str]] = []
     if then.limit_bytes != now.limit_bytes:
-        found.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
+        pairs.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
     elif then.background_bytes != now.background_bytes or then.goal_bytes != now.goal_bytes:
-        found.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
+        pairs.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
                       f"background {now.background_bytes}, goal {now.goal_bytes}"))
     mine = {device[0]: device for device in now.devices}
     for device in then.devices:
         other = mine.get(device[0])
         if other != device:
-            found.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
+            pairs.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
     if then.settings != now.settings:
-        found.append((f"levers {then.settings}", f"levers {now.settings}"))
-    if not found:
-        found.append(("fewer devices", "more devices"))
-    return "; ".join(then_ for then_, _ in found), "; ".join(now_ for _, now_ in found)
+        pairs.append((f"levers {then.settings}", f"levers {now.settings}"))
+    if not pairs:
+        pairs.append(("fewer devices", "more devices"))
+    return "; ".join(then_ for then_, _ in pairs), "; ".join(now_ for _, now_ in pairs)

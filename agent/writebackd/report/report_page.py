@@ -113,9 +113,9 @@ def head(title: str, style: str) -> str:
 <style>{style}</style></head>"""
 
 
-def facts(found: Sequence[Tuple[str, str]]) -> str:
+def facts(pairs: Sequence[Tuple[str, str]]) -> str:
     """Names and values at the head of a page."""
-    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in found)
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return f"<dl>{cells}</dl>"
 
 
@@ -164,7 +164,7 @@ def _counts(
         for text in actions if " failed: " not in text and not text.startswith(WOULD_BE)
     ]  # fmt: skip
     others = sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers)
-    found = [
+    counts = [
         ("busy under writebackd's limit, longest device", formats.duration(held_s)),
         ("flooded, longest device", formats.duration(flooded_s)),
         ("devices with figures", str(devices)),
@@ -174,7 +174,7 @@ def _counts(
         ("limits set by another process", str(kinds["foreign"])),
     ]
     optional = (("other levers set", others), ("failed writes", failed))
-    return found + [(name, str(count)) for name, count in optional if count]
+    return counts + [(name, str(count)) for name, count in optional if count]
 
 
 def _section(

@@ -54,5 +54,5 @@ def _adm() -> Optional[int]:
         text = _GROUPS.read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"^adm:[^:\n]*:([0-9]{1,9}):", text, re.MULTILINE)
-    return int(found.group(1)) if found else None
+    match = re.search(r"^adm:[^:\n]*:([0-9]{1,9}):", text, re.MULTILINE)
+    return int(match.group(1)) if match else None

@@ -119,12 +119,12 @@ def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
     the kernel's own figure is used, later the share of all memory, which is
     somewhat too large.
     """
-    found, vm = snapshot.originals, snapshot.sample.vm
-    if vm.limits == found:
+    original, vm = snapshot.originals, snapshot.sample.vm
+    if vm.limits == original:
         return vm.threshold_bytes, vm.background_threshold_bytes
     total = snapshot.sample.host.memory_bytes
-    limit = found.dirty_bytes or total * found.dirty_ratio // 100
-    background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
+    limit = original.dirty_bytes or total * original.dirty_ratio // 100
+    background = original.dirty_background_bytes or total * original.dirty_background_ratio // 100
     # The kernel takes half of the limit where the background is not below it.
     return limit, background if background < limit else limit // 2
 

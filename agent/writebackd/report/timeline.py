@@ -78,16 +78,16 @@ def _spans(
     events: Sequence[Event], kind: str, ending: str, others: Tuple[str, ...]
 ) -> List[Tuple[float, float]]:
     """From an event of `kind` to one with `ending` in its text, one of `others`, or a restart."""
-    found: List[Tuple[float, float]] = []
+    spans: List[Tuple[float, float]] = []
     began_s: Optional[float] = None
     for event in events:
         if event.kind not in (kind, *others, "start", "stop"):
             continue
         if began_s is not None:
-            found.append((began_s, event.wall_s))
+            spans.append((began_s, event.wall_s))
         begins = event.kind == kind and ending not in event.text
         began_s = event.wall_s if begins else None
-    return found if began_s is None else [*found, (began_s, math.inf)]
+    return spans if began_s is None else [*spans, (began_s, math.inf)]
 
 
 def state_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:

@@ -55,19 +55,19 @@ def _standing(snapshot: Snapshot, code: VerdictCode, seen: _Seen) -> Standing:
 
 def _look(snapshot: Snapshot) -> _Seen:
     before: Mapping[str, float] = dict(snapshot.standing.missing if snapshot.standing else ())
-    found, missing = [], {}
+    seen, missing = [], {}
     for device in snapshot.decision.devices:
         if device.basis is None:
             continue  # no demand: with a thousand disks, most of them
         name, estimate = device.name, snapshot.estimates[device.name]
         judgement = judged(estimate, device.basis)
         if judgement is not None:
-            found.append((name, judgement))
+            seen.append((name, judgement))
             if not judgement.met:
                 missing[name] = before.get(name, snapshot.sample.wall_s)
         elif estimate.demand and name in before:
             missing[name] = before[name]  # no fsync in this tick says anything else
-    return _Seen(sorted(found, key=lambda each: -each[1].over), missing)
+    return _Seen(sorted(seen, key=lambda each: -each[1].over), missing)
 
 
 def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str], str]:

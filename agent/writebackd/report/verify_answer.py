@@ -32,8 +32,8 @@ def verify_json(
     """
     differences = _differences(vm, page_size, written) if written is not None else []
     differences += [
-        {"lever": lever, "file": file, "expected": _natural(expected), "found": _natural(found)}
-        for lever, file, expected, found in differing
+        {"lever": lever, "file": file, "expected": _natural(expected), "found": _natural(current)}
+        for lever, file, expected, current in differing
     ]
     writers = {each.lever: each for each in foreign}
     for difference in differences:
@@ -54,9 +54,9 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
     limit, background = written
     in_files = (vm.limits.dirty_bytes, vm.limits.dirty_background_bytes)
     rows = [
-        {"lever": lever, "file": f"/proc/sys/vm/{lever}", "expected": expected, "found": found}
-        for lever, expected, found in zip(_PAIR, written, in_files)
-        if expected != found
+        {"lever": lever, "file": f"/proc/sys/vm/{lever}", "expected": expected, "found": current}
+        for lever, expected, current in zip(_PAIR, written, in_files)
+        if expected != current
     ]
     if rows:
         return rows
@@ -66,9 +66,9 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
     names = ("nr_dirty_threshold", "nr_dirty_background_threshold")
     in_force = (vm.threshold_bytes, vm.background_threshold_bytes)
     return [
-        {"lever": lever, "file": f"/proc/vmstat {name}", "expected": expected, "found": found}
-        for lever, name, expected, found in zip(_PAIR, names, effective, in_force)
-        if abs(expected - found) > page_size
+        {"lever": lever, "file": f"/proc/vmstat {name}", "expected": expected, "found": current}
+        for lever, name, expected, current in zip(_PAIR, names, effective, in_force)
+        if abs(expected - current) > page_size
     ]
 
 

@@ -92,13 +92,13 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     busy = _works(status)
     own, battery = (table.Facts(KEYS, keys[each]) for each in ("controller", "battery"))
     writes = out.share(own.text("write share"))
-    found = tuple(
+    mapped = tuple(
         _volume(number, table.Facts(KEYS, each), own, writes, busy.get(number, ()))
         for number, each in volumes
     )
     model, works = own.text("model"), busy.get(None, ())
     return (
-        table.switched_controller(own, battery, BATTERY, model, "M", writes, found, works),
+        table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works),
     )
 
 
@@ -114,7 +114,7 @@ def _volume(
     number: int, volume: table.Facts, own: table.Facts, write_share: Optional[float],
     works: Tuple[ArrayWork, ...],
 ) -> Volume:
-    if own.is_told("cache status"):
+    if own.is_reported("cache status"):
         mode = table.switched_mode(own, volume, write_share)
     else:
         mode = _mode(volume)
@@ -125,18 +125,18 @@ def _volume(
 def _mode(volume: table.Facts) -> Optional[CacheMode]:
     """What it does now; the setting tells whether that has a condition."""
     now = volume.state("write cache", MODES)
-    told = volume.state("write cache setting", MODES)
+    setting = volume.state("write cache setting", MODES)
     if not volume.text("write cache"):
         # The setting may wait for a battery that is not there: only "off" is sure.
-        return told if told is _THROUGH else None
+        return setting if setting is _THROUGH else None
     if now in (None, _THROUGH):
         return now
-    return told if told is CacheMode.ALWAYS_WRITE_BACK else _BACK
+    return setting if setting is CacheMode.ALWAYS_WRITE_BACK else _BACK
 
 
 def _works(output: str) -> Works:
     """What is under way."""
-    found: Works = {}
+    works: Works = {}
     kind, on, running = None, None, False
     for line in out.lines_of(output):
         said = (line.value or "").lower()
@@ -149,7 +149,7 @@ def _works(output: str) -> Works:
         elif line.key == "status":
             running = "progress" in said
         elif line.key == "percentage complete" and kind is not None and running:
-            found[on] = (*found.get(on, ()), ArrayWork(kind, out.share(f"{said.rstrip('% ')}%")))
-            found[on] = found[on][:out.MOST_WORKS]
+            works[on] = (*works.get(on, ()), ArrayWork(kind, out.share(f"{said.rstrip('% ')}%")))
+            works[on] = works[on][:out.MOST_WORKS]
             kind = None
-    return found
+    return works

@@ -93,16 +93,16 @@ def look_at_arrays(
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
     """A Look at what RAID tools and md say."""
     matcher = Matcher(files, devices)
-    found: List[Backing] = []
+    backings: List[Backing] = []
     error = None
     try:
-        told = report_file.read(files.path(RAID), owner)
-        if is_stale(told, files, now_s):
-            if not slept(told, files):
-                error = f"{RAID} is {_age(told, now_s)}: check that writebackd-raid.timer runs"
+        report = report_file.read(files.path(RAID), owner)
+        if is_stale(report, files, now_s):
+            if not slept(report, files):
+                error = f"{RAID} is {_age(report, now_s)}: check that writebackd-raid.timer runs"
         else:
-            for tool in told.tools:
-                found += matcher.backings(tool.name, tool.controllers, told.wall_s)
+            for tool in report.tools:
+                backings += matcher.backings(tool.name, tool.controllers, report.wall_s)
             error = "; ".join(matcher.unmatched[:MOST_UNMATCHED]) or None
     except FileNotFoundError:
         pass  # nobody collects
@@ -111,8 +111,8 @@ def look_at_arrays(
     wall_s = time.time()
     for array in parse_mdstat(files.try_read(MDSTAT) or ""):
         for device in matcher.on_the_disks_of(array.disk or "") if array.works else ():
-            found.append(Backing(device.name, "md", wall_s, works=array.works))
-    return tuple(found[:MOST_BACKINGS]), error
+            backings.append(Backing(device.name, "md", wall_s, works=array.works))
+    return tuple(backings[:MOST_BACKINGS]), error
 
 
 def look_at_caches(
@@ -120,19 +120,19 @@ def look_at_caches(
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
     """A Look at what the kernel's caches hold."""
     try:
-        told = report_file.read(files.path(CACHES), owner)
+        report = report_file.read(files.path(CACHES), owner)
     except FileNotFoundError:
         return (), None  # there is none
     except (OSError, ToolError) as problem:
         return (), f"{CACHES}: {problem}"
-    if is_stale(told, files, now_s, FILL_FRESH_S):
-        return (), f"{CACHES} is {_age(told, now_s)}: check that writebackd-caches.service runs"
+    if is_stale(report, files, now_s, FILL_FRESH_S):
+        return (), f"{CACHES} is {_age(report, now_s)}: check that writebackd-caches.service runs"
     matcher = Matcher(files, devices)
     return tuple(
         backing
-        for tool in told.tools
+        for tool in report.tools
         for backing in matcher.backings(
-            tool.name, tool.controllers, told.wall_s, told.boottime_s
+            tool.name, tool.controllers, report.wall_s, report.boottime_s
         )
     )[:MOST_BACKINGS], None
 
@@ -146,26 +146,26 @@ def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Back
 
 
 def is_stale(
-    told: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
+    report: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
 ) -> bool:
     """Whether it says nothing of now: too old, or of another boot."""
-    age_s = now_s - told.boottime_s
-    return not (_is_of_this_boot(told, files) and -LOOK_S <= age_s <= stale_s)
+    age_s = now_s - report.boottime_s
+    return not (_is_of_this_boot(report, files) and -LOOK_S <= age_s <= stale_s)
 
 
-def slept(told: CollectorReport, files: KernelFiles) -> bool:
+def slept(report: CollectorReport, files: KernelFiles) -> bool:
     """Whether one that is too old is so for a suspend alone: the timer's clock stood still too."""
-    if told.awake_s is None or not _is_of_this_boot(told, files):
+    if report.awake_s is None or not _is_of_this_boot(report, files):
         return False
-    return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - told.awake_s <= STALE_S
+    return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - report.awake_s <= STALE_S
 
 
-def _is_of_this_boot(told: CollectorReport, files: KernelFiles) -> bool:
-    return told.boot_id == files.try_read("/proc/sys/kernel/random/boot_id")
+def _is_of_this_boot(report: CollectorReport, files: KernelFiles) -> bool:
+    return report.boot_id == files.try_read("/proc/sys/kernel/random/boot_id")
 
 
-def _age(told: CollectorReport, now_s: float) -> str:
-    age_s = now_s - told.boottime_s
+def _age(report: CollectorReport, now_s: float) -> str:
+    age_s = now_s - report.boottime_s
     if age_s < 0:
         return "of another boot"
     return f"{age_s / 60:.0f} minutes old" if age_s >= 60 else f"{age_s:.0f} s old"

@@ -36,23 +36,23 @@ def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/
             ask_all_s = time.monotonic() + ASK_ALL_S
             empty.clear()
         report = report_file.begun(files)
-        found = [tool for tool in _tools(files, top, empty) if tool.controllers or tool.error]
-        empty.update({kind.name for kind in mapped(files)} - {tool.name for tool in found})
-        if not found:
+        tools = [tool for tool in _tools(files, top, empty) if tool.controllers or tool.error]
+        empty.update({kind.name for kind in mapped(files)} - {tool.name for tool in tools})
+        if not tools:
             output.unlink(missing_ok=True)
             return
-        if not any(tool.controllers for tool in found):
+        if not any(tool.controllers for tool in tools):
             raise ToolError(
-                "; ".join(f"{tool.name} ({tool.path}): {tool.error}" for tool in found)
+                "; ".join(f"{tool.name} ({tool.path}): {tool.error}" for tool in tools)
             )  # fmt: skip
-        report_file.write(replace(report, tools=tuple(found)), output)
+        report_file.write(replace(report, tools=tuple(tools)), output)
         time.sleep(every_s)
 
 
 def _tools(files: KernelFiles, top: Path, empty: Set[str]) -> List[Tool]:
-    found = [Tool("bcache", "/sys/block", None, linux_storage.read_bcache(files))]
+    tools = [Tool("bcache", "/sys/block", None, linux_storage.read_bcache(files))]
     for kind in mapped(files):
         path = find(kind, search_path(), top) if kind.name not in empty else None
         if path is not None:
-            found.append(question(kind, path, "/")[0])
-    return [replace(each, controllers=stamped(each.controllers, files)) for each in found]
+            tools.append(question(kind, path, "/")[0])
+    return [replace(each, controllers=stamped(each.controllers, files)) for each in tools]

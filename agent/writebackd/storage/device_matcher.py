@@ -38,7 +38,7 @@ class _Place(NamedTuple):
     is_volume: Optional[bool]  # None: cannot be told
 
 
-class _Told:
+class _Located:
     """A controller, where it is, and its volumes by what tells them."""
 
     def __init__(self, controller: Controller, pci: Optional[str]) -> None:
@@ -69,14 +69,14 @@ class Matcher:
         adapters = self._adapters(_DRIVERS.get(source, ()))
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
-        told = [
-            _Told(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
+        located = [
+            _Located(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
             for each in controllers
         ]
         matched: Set[int] = set()
         for device in self._devices:
             said = []
-            for at, one in enumerate(told):
+            for at, one in enumerate(located):
                 each = one.controller
                 for volume in self._volumes(one, device):
                     matched.add(at)
@@ -89,7 +89,7 @@ class Matcher:
                         (*each.unread, *volume.unread),
                     ))  # fmt: skip
             yield from dict.fromkeys(said)
-        for at, one in enumerate(told):
+        for at, one in enumerate(located):
             here = one.pci is None or one.pci in adapters
             if at not in matched and here and one.controller.volumes and not one.by_disk:
                 what = one.controller.model or f"controller {at}"
@@ -105,27 +105,27 @@ class Matcher:
             if array in self._names(each.name) or disks & set(each.leaves)
         ]
 
-    def _volumes(self, told: _Told, device: Device) -> Iterator[Volume]:
+    def _volumes(self, located: _Located, device: Device) -> Iterator[Volume]:
         """Those below the device; an empty one where the controller lists none."""
-        if told.by_disk:
+        if located.by_disk:
             for name in sorted(self._names(device.name) | set(device.leaves)):
-                volume = told.by_disk.get(name)
+                volume = located.by_disk.get(name)
                 # Another disk of the name may have come since the tool was asked.
                 if volume and volume.diskseq in (None, diskseq(self._files, name)):
                     yield volume
         for leaf in device.leaves:
-            if told.by_wwn:
+            if located.by_wwn:
                 naa = (self._files.try_read(f"/sys/block/{leaf}/device/wwid") or "").lower()
-                if naa[4:] in told.by_wwn and naa.startswith("naa."):
-                    yield told.by_wwn[naa[4:]]
+                if naa[4:] in located.by_wwn and naa.startswith("naa."):
+                    yield located.by_wwn[naa[4:]]
                     continue
             place = self._place(leaf)
-            if told.pci is None or place.pci != told.pci:
+            if located.pci is None or place.pci != located.pci:
                 continue
-            if not told.controller.volumes and place.is_volume is not False:
+            if not located.controller.volumes and place.is_volume is not False:
                 yield Volume()
-            if place.number is not None and place.number in told.by_number:
-                yield told.by_number[place.number]
+            if place.number is not None and place.number in located.by_number:
+                yield located.by_number[place.number]
 
     def _in_slot(self, slot: Optional[int], adapters: FrozenSet[Optional[str]]) -> Optional[str]:
         """The adapter in a PCI slot of that number, by the firmware's table."""
@@ -155,14 +155,14 @@ class Matcher:
     def _names(self, name: str) -> FrozenSet[str]:
         """The disk and all that it is stacked upon, partitions as their disks."""
         if name not in self._below:
-            found: Set[str] = set()
+            names: Set[str] = set()
             waiting = [name]
             while waiting:
                 each = self._disk(waiting.pop())
-                if each not in found:
-                    found.add(each)
+                if each not in names:
+                    names.add(each)
                     waiting += self._files.listdir(f"/sys/block/{each}/slaves")
-            self._below[name] = frozenset(found)
+            self._below[name] = frozenset(names)
         return self._below[name]
 
     def _disk(self, name: str) -> str:

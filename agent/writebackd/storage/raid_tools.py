@@ -63,17 +63,17 @@ def _asked(
         for words in ((), *getattr(tool, "RETRIES", ())):
             try:
                 outputs = [ask(_without(tool.COMMANDS[0], words))]
-                found: Tuple[Controller, ...] = tool.parse(outputs)
+                controllers: Tuple[Controller, ...] = tool.parse(outputs)
             except ToolError as error:
                 errors.append(error)
                 if isinstance(error, Hung):
                     break  # and so would the next
                 continue
-            if found:
+            if controllers:
                 logs = [word for word in words if word != "all"]
                 outputs += _others(ask, [_without(each, logs) for each in more(outputs[0])])
-                found = tool.parse(outputs)
-            return found
+                controllers = tool.parse(outputs)
+            return controllers
         raise errors[0]
 
     return ask_all
@@ -97,7 +97,7 @@ def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
 
 
 def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
-    found: List[Controller] = []
+    controllers: List[Controller] = []
     number, count = 1, 1
     while number <= count:
         config, status = ((verb, word.format(number=number)) for verb, word in arcconf.COMMANDS)
@@ -111,15 +111,15 @@ def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
                 states = _others(ask, [status])
                 if not states:
                     count = number  # it hangs, and so would the next
-                found += arcconf.parse(outputs + states)
+                controllers += arcconf.parse(outputs + states)
         except ToolError as error:
-            if not found:
+            if not controllers:
                 raise
             said = f"controller {number}: {error}"  # what the others said is as good
-            found[-1] = replace(found[-1], unread=(*found[-1].unread, said))
+            controllers[-1] = replace(controllers[-1], unread=(*controllers[-1].unread, said))
             break
         number += 1
-    return tuple(found)
+    return tuple(controllers)
 
 
 def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple[Controller, ...]]:

@@ -108,10 +108,10 @@ def read(path: Path, owner: int = 0) -> CollectorReport:
     # A fifo put there would hold an open() for ever.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise ToolError("no file")
-        if found.st_uid != owner or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid != owner or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ToolError(f"uid {owner} is not the only one who may write it")
         return decode(file.read(MOST_FILE + 1))
 
@@ -147,15 +147,15 @@ def _fields(kind: Any, value: Any, where: str) -> Any:
         raise ToolError(f"{where}: no object")
     hints = _hints(kind)
     # What a later release adds is passed over: the version says what can be relied on.
-    found = {
+    values = {
         name: _checked(hint, value[name], f"{where}.{name}")
         for name, hint in hints.items()
         if name in value
     }
     try:
-        return kind(**found)
+        return kind(**values)
     except TypeError:
-        missing = ", ".join(hints.keys() - found.keys())
+        missing = ", ".join(hints.keys() - values.keys())
         raise ToolError(f"{where}: without one of {missing}") from None
 
 

@@ -99,17 +99,17 @@ def padded(outputs: Sequence[str], commands: Sequence[Sequence[str]]) -> List[st
 
 def whole(text: Optional[str]) -> Optional[int]:
     """A number that begins the text; None for any other."""
-    found = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
-    return int(found.group(1)) if found else None
+    match = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
+    return int(match.group(1)) if match else None
 
 
 def size_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
     """`1.8 GB`, `512MB`; a number alone is in `unit` (`G`). None for what is no size."""
-    found = _NUMBER.match(text or "")
-    if found is None:
+    match = _NUMBER.match(text or "")
+    if match is None:
         return None
-    shift = _UNITS.get((found.group(2) or unit)[:1].lower())
-    return possible(int(float(found.group(1)) * (1 << shift))) if shift is not None else None
+    shift = _UNITS.get((match.group(2) or unit)[:1].lower())
+    return possible(int(float(match.group(1)) * (1 << shift))) if shift is not None else None
 
 
 def possible(count: int) -> Optional[int]:
@@ -119,17 +119,17 @@ def possible(count: int) -> Optional[int]:
 
 def share(text: Optional[str]) -> Optional[float]:
     """The first percentage in a text, as a share of one; None where there is none up to 100."""
-    found = _PERCENT.search(text or "")
-    value = float(found.group(1)) if found else None
+    match = _PERCENT.search(text or "")
+    value = float(match.group(1)) if match else None
     return value / 100 if value is not None and value <= 100 else None
 
 
 def pci_address(text: Optional[str]) -> Optional[str]:
     """`00:1a:00:00` or `0000:3B:00.0` as sysfs writes it: `0000:1a:00.0`."""
-    found = _PCI.fullmatch((text or "").strip())
-    if found is None:
+    match = _PCI.fullmatch((text or "").strip())
+    if match is None:
         return None
-    domain, bus, slot, function = (int(part or "0", 16) for part in found.groups())
+    domain, bus, slot, function = (int(part or "0", 16) for part in match.groups())
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}" if function < 8 else None
 
 
@@ -138,10 +138,10 @@ def disk_name(text: Optional[str]) -> Optional[str]:
 
     A "/" in it (/dev/cciss/c0d0) is a "!" in sysfs.
     """
-    found = re.match(
+    match = re.match(
         r"\s*/dev/((?:(?:cciss|ida|rd)/)?[A-Za-z0-9_!-]{1,31})(?![A-Za-z0-9_!/-])", text or ""
     )
-    return found.group(1).replace("/", "!") if found else None
+    return match.group(1).replace("/", "!") if match else None
 
 
 def moment(text: Optional[str]) -> Optional[float]:
@@ -181,7 +181,7 @@ def read_json(text: str, strict: bool = True) -> Any:
         try:
             return decoder.raw_decode(text)[0]
         except ValueError:
-            text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
+            text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else r"\\", text)
             return decoder.raw_decode(text)[0]
     except RecursionError:
         raise ToolError("nested too deep") from None
@@ -194,10 +194,10 @@ def _int(digits: str) -> Optional[int]:
 
 
 def _object(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {}
+    values: Dict[str, Any] = {}
     for key, value in pairs:
-        found[key] = value if key not in found or found[key] == value else None
-    return found
+        values[key] = value if key not in values or values[key] == value else None
+    return values
 
 
 def under(value: Any, *keys: str) -> Dict[str, Any]:

@@ -58,17 +58,17 @@ class Facts:
         said = (self._keys.get(key, "").strip() for key in self._table[fact])
         return next(filter(None, said), "")
 
-    def is_told(self, fact: str) -> bool:
+    def is_reported(self, fact: str) -> bool:
         """Also where it is empty."""
         return any(key in self._keys for key in self._table[fact])
 
     def state(self, fact: str, words: Words[T]) -> Optional[T]:
         """What the fact's words mean; None where they are unknown, or it is not told."""
         said = self.text(fact)
-        found = meaning(said, words)
-        if found is None and said:
+        state = meaning(said, words)
+        if state is None and said:
             self.unknown(fact, said)
-        return found
+        return state
 
     def unknown(self, fact: str, said: str) -> None:
         """Keep words that nothing is known of."""
@@ -80,7 +80,7 @@ def meaning(text: str, words: Words[T]) -> Optional[T]:
     """What the first row says that has what is said."""
     said = " ".join(re.findall("[a-z0-9%]+", text.lower()))
     return next(
-        (found for found, phrases in words
+        (meant for meant, phrases in words
          if any(_pattern(phrase).fullmatch(said) for phrase in phrases)), None
     )  # fmt: skip
 

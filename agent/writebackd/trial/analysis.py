@@ -128,13 +128,13 @@ class Result:
     @property
     def left_out(self) -> "List[Tuple[int, int, str]]":
         """Pairs of whole blocks that are not compared: their numbers, and how the load differed."""
-        found = []
+        left_out = []
         for agent, original in _whole_pairs(self.blocks):
             why = load_differs(agent, original)
             if why is not None:
                 first = min(agent.number, original.number)
-                found.append((first, first + 1, why))
-        return found
+                left_out.append((first, first + 1, why))
+        return left_out
 
     def of(self, name: str) -> Difference:
         return next(each for each in self.differences if each.name == name)
@@ -232,12 +232,12 @@ def _mean_s(figures: Figures) -> float:
 
 def _whole_pairs(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
     by_number = {block.number: block for block in blocks if block.whole}
-    found = []
+    pairs = []
     for number in sorted(by_number):
         if number % 2 and number + 1 in by_number:
             one, other = by_number[number], by_number[number + 1]
-            found.append((other, one) if one.original else (one, other))
-    return found
+            pairs.append((other, one) if one.original else (one, other))
+    return pairs
 
 
 def _difference(

@@ -115,16 +115,16 @@ class Calibration:
         alerts, self._alerts = detect(
             self.policy, self._alerts, sample, estimates, decision, self._memory
         )
-        found = estimates[self.device]
+        state = estimates[self.device]
         for alert in alerts:
             if self.phase in (Phase.WATCH, Phase.IDLE) or alert.name not in _FLOODED:
                 return self._stopped(f"{alert.name.value}: {alert.summary}")
-        wrong = self._wrong_array(sample) or self._stranger(sample, seen, found, own)
+        wrong = self._wrong_array(sample) or self._stranger(sample, seen, state, own)
         if wrong:
             return self._stopped(wrong)
         syncs, busy_s = own.syncs - self._own.syncs, own.sync_s - self._own.sync_s
         self._own = own
-        self._take(seen, found, syncs, busy_s, sample)
+        self._take(seen, state, syncs, busy_s, sample)
         self._go_on(sample)
         if self.phase in (Phase.FILL, Phase.LADDER):
             wait_s = self.wait_s
@@ -167,7 +167,7 @@ class Calibration:
         return ""
 
     def _stranger(
-        self, sample: Sample, seen: DeviceSample, found: Estimate, own: Own
+        self, sample: Sample, seen: DeviceSample, state: Estimate, own: Own
     ) -> Optional[str]:
         """Another program that uses the disk: its load spoils the result, and ours slows it.
 
@@ -184,7 +184,7 @@ class Calibration:
         ]  # fmt: skip
         written = float(sum(task.dirtied_bytes for task in others))
         if self.phase is Phase.WATCH:
-            written = max(written, found.rate * sample.dt_s)
+            written = max(written, state.rate * sample.dt_s)
         fade = 1.0 if self.phase is Phase.WATCH else 1.0 - sample.dt_s / 10.0
         span_s, all_syncs, all_bytes = (each * fade for each in self._strange)
         span_s += sample.dt_s
@@ -205,29 +205,29 @@ class Calibration:
         return None
 
     def _take(
-        self, seen: DeviceSample, found: Estimate, syncs: int, busy_s: float, sample: Sample
+        self, seen: DeviceSample, state: Estimate, syncs: int, busy_s: float, sample: Sample
     ) -> None:
         """This tick's figures, where they count."""
         dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
         # Fsyncs are also slow behind a larger limit's queue, and on a busy host: natively a cache
         # that was full to 0.4 looked like that, half a second after it began to be filled.
-        self._is_full = found.full and found.rate <= (1.0 + STEADY) * self._r
+        self._is_full = state.full and state.rate <= (1.0 + STEADY) * self._r
         if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
-            self.idle = self.idle.with_tick(seen, found, syncs, busy_s)
+            self.idle = self.idle.with_tick(seen, state, syncs, busy_s)
         elif self.phase is Phase.FILL:
             if self._held_bytes:
-                self._full = (*self._full, found.rate) if found.full else ()
+                self._full = (*self._full, state.rate) if state.full else ()
                 return
-            self._fill = (*self._fill, (found.rate, dt_s))
-            if found.drain_rate is not None:
+            self._fill = (*self._fill, (state.rate, dt_s))
+            if state.drain_rate is not None:
                 self._held_bytes = sample.vm.limits.dirty_bytes
-            elif found.held_back and not found.full:
-                self._tau_s = min(self._tau_s, sample.vm.limits.dirty_bytes / max(found.rate, 1.0))
+            elif state.held_back and not state.full:
+                self._tau_s = min(self._tau_s, sample.vm.limits.dirty_bytes / max(state.rate, 1.0))
         settled = past_s - dt_s >= SETTLE_S - dt_s / 2 and not self._refills
         if self.phase is Phase.LADDER and settled:
             if self._own.written_bytes >= self.budget.write_bytes:
                 return  # the flood ended within it
-            self._rung = self._rung.with_tick(seen, found, syncs, dt_s)
+            self._rung = self._rung.with_tick(seen, state, syncs, dt_s)
 
     # ---- from one phase to the next --------------------------------------
 

@@ -37,12 +37,12 @@ class TrialController:
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[str], None]) -> None:
         self._begin, self._end = begin, end
-        self._course: Optional[TrialRun] = None
+        self._run: Optional[TrialRun] = None
         self._number = 0
 
     @property
     def running(self) -> bool:
-        return self._course is not None and self._course.ended is None
+        return self._run is not None and self._run.ended is None
 
     def order(
         self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
@@ -52,19 +52,19 @@ class TrialController:
         order = text_argument(args, "order")
         if order == "start":
             return self._start(args, snapshot, problem, policy, now_s)
-        course = self._course
-        if course is None or args.get("id") != self._number:
+        run = self._run
+        if run is None or args.get("id") != self._number:
             raise RequestError("no such trial: the daemon was restarted", _BAD_NEWS)
         if order == "end":
             self.end(End.ASKED, "the user ended it")
         elif order != "go":
             raise RequestError("order is start, go or end")
-        course.renew(now_s)
+        run.renew(now_s)
         since = int(_number(args, "since", 0, 1e9)) if "since" in args else 0
-        ticks, left = course.take(since, _MOST_TICKS)
+        ticks, left = run.take(since, _MOST_TICKS)
         return {
-            "ended": course.ended.value if course.ended is not None else None,
-            "why": course.why,
+            "ended": run.ended.value if run.ended is not None else None,
+            "why": run.why,
             "ticks": [pack(each, Interned()) for each in ticks],
             "left": left,
         }
@@ -74,33 +74,33 @@ class TrialController:
         alerts: Sequence[Alert],
     ) -> Optional[Trial]:
         """Once a tick, before it is decided; None: no trial is on, or no longer."""
-        course = self._course
-        if course is None or course.ended is not None:
+        run = self._run
+        if run is None or run.ended is not None:
             return None
-        trial = course.step(sample, estimates, memory, alerts)
+        trial = run.step(sample, estimates, memory, alerts)
         if trial is None:
-            self._over(course)
+            self._over(run)
         return trial
 
     def end(self, how: End, why: str) -> None:
         """Nothing where none is on."""
-        course = self._course
-        if course is not None and course.ended is None:
-            course.end(how, why)
-            self._over(course)
+        run = self._run
+        if run is not None and run.ended is None:
+            run.end(how, why)
+            self._over(run)
 
-    def _over(self, course: TrialRun) -> None:
-        assert course.ended is not None
-        log.info("trial of %s ended (%s): %s", course.plan.device, course.ended.value, course.why)
-        self._end(f"trial of {course.plan.device} ended: {course.why}")
+    def _over(self, run: TrialRun) -> None:
+        assert run.ended is not None
+        log.info("trial of %s ended (%s): %s", run.plan.device, run.ended.value, run.why)
+        self._end(f"trial of {run.plan.device} ended: {run.why}")
 
     def _start(
         self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
         policy: Policy, now_s: float,
     ) -> Dict[str, Any]:
         if self.running:
-            assert self._course is not None
-            raise RequestError(f"a trial of {self._course.plan.device} is running", _BAD_NEWS)
+            assert self._run is not None
+            raise RequestError(f"a trial of {self._run.plan.device} is running", _BAD_NEWS)
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
         if snapshot.mode is Mode.OBSERVE:
@@ -118,7 +118,7 @@ class TrialController:
         except (OSError, ValueError) as error:
             raise RequestError(f"cannot read the limits: {error}", _BAD_NEWS) from None
         log.info("%s", text)
-        self._course = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
+        self._run = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
         self._number = int(now_s * 1000)  # another one after a restart
         return {
             "id": self._number,

@@ -51,12 +51,12 @@ class Rung:
     def flood_rate(self) -> float:
         return self.flood_bytes / self.seconds if self.seconds else 0.0
 
-    def with_tick(self, seen: DeviceSample, found: Estimate, syncs: int, dt_s: float) -> Rung:
+    def with_tick(self, seen: DeviceSample, state: Estimate, syncs: int, dt_s: float) -> Rung:
         latency = seen.sync.latency if seen.sync is not None else Histogram()
         return replace(
             self, seconds=self.seconds + dt_s, syncs=self.syncs + syncs,
-            flood_bytes=self.flood_bytes + found.background_rate * dt_s,
-            full_s=self.full_s + (dt_s if found.full else 0.0), latency=self.latency + latency,
+            flood_bytes=self.flood_bytes + state.background_rate * dt_s,
+            full_s=self.full_s + (dt_s if state.full else 0.0), latency=self.latency + latency,
         )  # fmt: skip
 
     def score(self, idle_rate: float, drain_rate: float) -> float:

@@ -33,7 +33,7 @@ def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
     An fsync may have to wait for all that a flood has dirtied, and all of it drains before the
     agent's limit holds again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
     """
-    found, background = original_bytes(snapshot)
+    original, background = original_bytes(snapshot)
     excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}
     rates = [
         each.drain_rate
@@ -42,14 +42,14 @@ def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
     ]
     drained = int(min(rates, default=0.0) * ceiling_s)
     limits = policy.limits
-    limit = max(min(found, drained, limits.ceiling_bytes), limits.floor_bytes)
-    if limit >= found:
-        return Bound(found, found, background, None)
+    limit = max(min(original, drained, limits.ceiling_bytes), limits.floor_bytes)
+    if limit >= original:
+        return Bound(original, original, background, None)
     cut = f"what the disk drains in {ceiling_s:g} s"
     if limit != drained:
         cut = "the policy's ceiling" if limit < drained else "the policy's floor"
     page = snapshot.sample.host.page_size
-    return Bound(found, limit, max(page, int(limit * background / found)), cut)
+    return Bound(original, limit, max(page, int(limit * background / original)), cut)
 
 
 def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float) -> Optional[str]:

@@ -58,16 +58,16 @@ class TrialRun:
     """`step` once a tick; it returns the block for the next one."""
 
     def __init__(
-        self, plan: Plan, limit: Bound, returns_to: Mode, found: VmLimits, sync_rate: float,
+        self, plan: Plan, limit: Bound, returns_to: Mode, originals: VmLimits, sync_rate: float,
         now_s: float,
     ) -> None:
-        """`found`: the files' content while the limits as found stand; `now_s` as Sample.time_s."""
+        """`originals`: the original values of the four files; `now_s` as Sample.time_s."""
         self.plan, self.bound = plan, limit
         self.ended: Optional[End] = None
         self.why = ""
         self.ticks: List[TrialTick] = []
         self._dropped = 0  # of them, which the client has
-        self._returns_to, self._found = returns_to, found
+        self._returns_to, self._originals = returns_to, originals
         self._quiet_after_s = max(QUIET_S, QUIET_SYNCS / sync_rate)
         self._quiet_s = 0.0
         self._renewed_s = now_s
@@ -99,9 +99,9 @@ class TrialRun:
         """Take a tick in; the block for the next one, None once it has ended."""
         if self._block >= 0:
             self._record(sample, estimates)
-        found = self._objection(sample, estimates, memory, alerts)
-        if found is not None:
-            self.end(*found)
+        objection = self._objection(sample, estimates, memory, alerts)
+        if objection is not None:
+            self.end(*objection)
         # Half a tick early rather than half a tick late: clocks are never quite even.
         elif self._block < 0 or self._ends_s - sample.time_s < sample.dt_s / 2:
             if self._block + 1 == len(self.plan.arms):
@@ -178,7 +178,7 @@ class TrialRun:
             return End.DISTURBED, f"{name} is gone or excluded"
         began = self._block >= 0 and sample.time_s - self._began_s > sample.dt_s
         if began and self._arm == ORIGINAL and self.bound.cut is None:
-            if sample.vm.limits != self._found:
+            if sample.vm.limits != self._originals:
                 # None of the limits is ours, so this is no foreign write to anybody else.
                 return End.DISTURBED, "another process set the limits"
         if self._quiet_s >= self._quiet_after_s:

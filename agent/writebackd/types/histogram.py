@@ -99,7 +99,7 @@ class Histogram:
         middles = map(_MIDDLES_S.__getitem__, self.indices[place:])
         return float(sum(map(mul, self.counts[place:], middles)))
 
-    def told(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
+    def summary(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
         """`total`, `total_s`, p50 and p99 in seconds: what every tick asks of every device."""
         below = tuple(accumulate(self.counts))
         total = below[-1] if below else 0
