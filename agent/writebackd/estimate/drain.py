@@ -70,7 +70,7 @@ def small_writes(sample: DeviceSample) -> List[Histogram]:
 
 
 def written_by(group: Sequence[DeviceSample]) -> int:
-    """Bytes in this tick, of devices on the same disks: a disk's own has that of its volumes."""
+    """Bytes written in this tick by devices on the same disks; a disk includes its volumes."""
     leaves = sum([s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos])
     volumes = sum([s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos])
     return max(leaves, volumes)
@@ -84,7 +84,7 @@ def measure_writes(
     most_held_s: float,
     dt_s: float,
 ) -> Writes:
-    """What was written in this tick, and whether it was a flood.
+    """What the device wrote in this tick, and whether that is a flood.
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an array with two
     logical volumes drains for both.  A flood is background writing above FLOOD_RATE with more to
@@ -127,7 +127,7 @@ def measure_writes(
 
 
 def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional[float]:
-    """Share of the syncs' time that slow ones took; None where no sync ended or waits for long.
+    """Share of the syncs' time spent in slow ones; None if no sync ended or waits for long.
 
     `queued_s` is what the limit takes at the flood's rate: with room in the cache a sync waits for
     its part of that, on the link.
@@ -140,7 +140,7 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
 
 
 class Tells(Enum):
-    """What the rate of a tick tells of R; see the module."""
+    """What the rate of a tick says about R; see the module."""
 
     NOTHING = "the flood writes less than both the limit and the device allow"
     MEDIA = "all that the media take, less what syncs cost: R rises or falls"
@@ -151,7 +151,7 @@ class Tells(Enum):
 def what_it_tells(
     writes: Writes, d: Drain, limit_bytes: float, pace: Optional[float]
 ) -> Tells:
-    """Which of the cases a tick is; `limit_bytes` is the limit of ours in force."""
+    """Which case the tick is; `limit_bytes` is the part of our limit in force."""
     if not d.full_s:
         return Tells.ROOM
     if not writes.held_back:
@@ -165,7 +165,7 @@ def update_drain(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float,
     pace: Optional[float] = None, no_room: bool = False,
 ) -> DeviceMemory:
-    """The memory with this tick in it: of a flood beside syncs, else only what time does.
+    """Add this tick to the memory; without a flood beside syncs only time passes.
 
     `limit_bytes` is its part of the limit in force; `pace` is what io.max lets in of the flood:
     then no limit tells of it. `no_room`: the cache itself says that it is full. One that says that
@@ -208,7 +208,7 @@ def _looked(
     writes: Writes, sync: SyncSample, memory: DeviceMemory, own: bool, unknown: bool,
     no_room: bool, dt_s: float,
 ) -> Drain:
-    """Smoothed rates, whether the cache is full and for how long, and the rates while it is."""
+    """Update smoothed rates, whether and for how long the cache is full, and its full rates."""
     d, rate, weight = memory.drain, writes.background_rate, min(1.0, dt_s / FOLLOW_S)
     queued_s = (memory.law.limit_bytes or 0.0) / max(rate, 1.0)
     share = slow_share(sync, memory.baseline_s or UNLOADED_S, queued_s)
@@ -238,7 +238,7 @@ def _looked(
 
 
 def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, float]:
-    """What came from one moment of a full cache to the next has drained: R is no less than that."""
+    """R is at least the rate between two moments at which the cache was full."""
     if d.came is None:
         return (replace(d, came=(0.0, 0.0)) if d.full_s else d), r
     seconds, came = d.came[0] + dt_s, d.came[1] + rate * dt_s
@@ -251,7 +251,7 @@ def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, fl
 def _while_full(
     d: Drain, r: float, tells: Tells, rate: float, pace: Optional[float], dt_s: float
 ) -> Tuple[Drain, float]:
-    """The median of a full cache is R where it is higher, and where it stays below that."""
+    """Raise R to the median rate of a full cache, or lower it if the rate stays below R."""
     if not is_shown(d, dt_s):
         return d, r
     full_rate = d.full_rate
@@ -276,7 +276,7 @@ def _while_full(
 def _under_limit_as_found(
     memory: DeviceMemory, d: Drain, rate: float, limit_bytes: int, dt_s: float
 ) -> DeviceMemory:
-    """`memory` with `d`, and R under a limit as found, or on the way down from there.
+    """`memory` with `d`, and R under the original limit or on the way down from it.
 
     Such a limit holds no flood: it is at least as large as the largest of a search for R.
     """
@@ -291,7 +291,7 @@ def _under_limit_as_found(
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:
-    """Whether a full cache has lasted for long enough to show R."""
+    """Whether the cache has been full long enough to show R."""
     return len(d.full_ticks) >= _shown_ticks(dt_s)
 
 
@@ -300,7 +300,7 @@ def _shown_ticks(dt_s: float) -> int:
 
 
 def unpriced(d: Drain) -> Drain:
-    """What a sync costs is learned from nothing, with the weight of half a window.
+    """Start to learn the cost of a sync anew, with the weight of half a window.
 
     Without that weight the first sweep would be taken for the price of the few syncs before it.
     """
@@ -308,12 +308,12 @@ def unpriced(d: Drain) -> Drain:
 
 
 def shown(memory: DeviceMemory) -> DeviceMemory:
-    """R as a full cache has shown it; its first seconds may have been filling."""
+    """Set R from a full cache; in its first seconds the cache may still have been filling."""
     d = memory.drain
     memory = replace(memory, drain=unpriced(d))
     return with_drain_rate(memory, min(d.rate, d.full_rate))
 
 
 def lets_in(d: Drain, limit_bytes: float) -> bool:
-    """Whether the limit lets in more than a full cache took of late: the rate shows R."""
+    """Whether the limit admits more than a full cache took lately, so that the rate shows R."""
     return 0.0 < FELL * LETS_IN_S * d.full_rate <= limit_bytes
