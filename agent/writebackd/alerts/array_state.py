@@ -19,7 +19,7 @@ _VERBS = {
 
 
 def cause(view: DeviceView, likeliest: Cause) -> Cause:
-    """`found`, where nobody else is to be blamed for what the array does itself.
+    """The likeliest cause, unless the array itself is at work: then that is the cause.
 
     From here a rebuild looks like somebody else's load: only who runs it can tell.
     """
@@ -29,7 +29,7 @@ def cause(view: DeviceView, likeliest: Cause) -> Cause:
 
 
 def said(view: DeviceView, why: Cause) -> str:
-    """What is known of such a cause, to go behind its words; empty for others."""
+    """What is known about such a cause, as the end of a sentence; empty for other causes."""
     if why is Cause.DEVICE:
         known = _works(view)
     elif why is Cause.WRITE_THROUGH:
@@ -40,7 +40,7 @@ def said(view: DeviceView, why: Cause) -> str:
 
 
 def done(view: DeviceView, why: Cause) -> str:
-    """What the agent did about it, and what is left to do, in words."""
+    """What the agent did about it, and what is left to do."""
     if why is Cause.DEVICE and _works(view):
         return "wait until the array is done, or lower its rebuild rate"
     tick = view.tick
@@ -48,7 +48,7 @@ def done(view: DeviceView, why: Cause) -> str:
 
 
 def battery(backing: Backing) -> str:
-    """What is wrong with what protects the cache, in words; empty where nothing is."""
+    """What is wrong with the battery or capacitor of the cache; empty if nothing is."""
     if backing.protection is None:
         words = [each for each in backing.unread if "battery" in each]
         return f"{', '.join(words)} is not understood ({backing.source})" if words else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""FOREIGN_WRITER: somebody else changed a lever."""
+"""FOREIGN_WRITER: another process changed a lever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from writebackd.types.samples import Sample
 
 
 def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
-    """One for the global pair, and one for each device with levers that were let go."""
+    """One alert for the global limits, and one for each device with released levers."""
     if not memory.intrusions:
         return ()
     alerts: List[Alert] = []
@@ -35,7 +35,7 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
 
 
 def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrusion]]:
-    """What each of these alerts is about, by its device; None: the host, or not known."""
+    """The changes behind each alert, by device; None: the host, or an unknown device."""
     owners = _owners(sample)
     intrusions: Dict[Optional[str], List[Intrusion]] = {}
     for each in memory.intrusions:
@@ -48,7 +48,7 @@ def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrus
 
 
 def _owners(sample: Sample) -> Mapping[str, str]:
-    """Devices by what a lever is of: their name, their BDI, or a disk below by name or number."""
+    """Device names by what levers are named after: device, BDI, or a leaf disk's name or number."""
     devices = [seen.device for seen in sample.devices]
     owners = {
         disk: device.name for device in devices for disk in (*device.leaves, *device.leaf_devnos)
@@ -79,7 +79,7 @@ def _alert(
 
 
 def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
-    """The processes that changed something, as far as they are known."""
+    """The processes that made the changes, as far as known."""
     writes = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
     return tuple(
         Culprit(

@@ -62,7 +62,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
-    """The alert with this tick's numbers.
+    """The active alert with this tick's numbers.
 
     Its cause changes only after CAUSE_HOLDS_S, and its severity only rises, or each flicker of a
     cause and each wave of a flood would be reported anew.
@@ -111,7 +111,7 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
 
 
 def _explains(worse: AlertName, alert: Alert) -> bool:
-    """A missing cache, perhaps for weeks, does not explain writes of 100 ms and more."""
+    """A missing cache, perhaps for weeks, does not explain writes of 100 ms or more."""
     return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
 
 

@@ -18,7 +18,7 @@ STANDBY_S, WORKED_S = 60.0, 15.0
 
 
 def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with how long nothing has completed; tells of it when that is long."""
+    """Update how long nothing has completed; raise STALL when that is long."""
     seen, estimate, sample, name = view.seen, view.estimate, view.tick.sample, view.name
     sync = seen.sync
     waiting = sync.inflight if sync is not None else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""BATTERY_TEST and CACHE_MISMATCH: what RAID tools announce, and what behaviour contradicts.
+"""BATTERY_TEST and CACHE_MISMATCH: what RAID tools announce, or report unlike what is measured.
 
 The other way round, a cache that is off while a tool says write-back, is CACHE_DEGRADED, which
 quotes the tool.
@@ -31,7 +31,7 @@ _ANOTHER = (
 
 
 def battery_tests(tick: TickView) -> None:
-    """Tells of each test within a day, on the first of its devices, and names them all.
+    """Raise an alert for each test within a day, on the first device, naming all devices.
 
     Those of two controllers at the same time are one alert: a tool's answer does not tell here
     which controller it is of.
@@ -61,7 +61,7 @@ def battery_tests(tick: TickView) -> None:
 
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with for how long, or how often, behaviour has been other than the tools say."""
+    """Update for how long, or how often, the device has not behaved as the tools report."""
     here = [each for each in view.tick.sample.backings if each.device == view.name]
     health = _size(view, _mode(view, health, here), here)
     if not health.mismatch_s:
@@ -70,7 +70,7 @@ def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
-    """Small writes that are too fast for a cache that is off."""
+    """Check for small writes that are too fast for a cache that is off."""
     modes = [each for each in here if each.mode]
     off = all(each.mode is CacheMode.WRITE_THROUGH for each in modes)
     # The kernel knows the mode of its own caches, and what is below one may write back.
@@ -95,7 +95,7 @@ def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 
 
 def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
-    """Floods that show another size: each that is measured counts."""
+    """Count floods that measure another cache size than the tool reports."""
     seen, r = view.estimate.cache_bytes, view.estimate.drain_rate
     said = [each for each in here if each.capacity_bytes and not each.source.startswith(_KERNEL)]
     # A cache of the kernel's own says itself what it holds, and it is the one that fills.
