@@ -43,7 +43,7 @@ _T = (
 
 @dataclass(frozen=True)
 class Block:
-    """One block; its figures are of the part that counts, None where nothing of it does."""
+    """One block; figures cover the part that counts, and are None if no part does."""
 
     number: int  # from 1
     original: bool
@@ -87,7 +87,7 @@ def _latency(figures: Optional[Figures], share: float) -> Optional[float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one measure; ratios are above 1 where the agent is better."""
+    """The difference in one measure; ratios above 1 mean the agent is better."""
 
     name: str
     ratios: Tuple[float, ...]  # a pair each
@@ -97,12 +97,12 @@ class Difference:
 
     @property
     def scattered(self) -> bool:
-        """Whether there are enough pairs, but the interval is wide and has 1 in it."""
+        """Whether there are enough pairs, but the interval is wide and includes 1."""
         return self.low is None and len(self.ratios) >= LEAST_PAIRS
 
     @property
     def wide(self) -> bool:
-        """Whether only the end of the interval that is next to 1 says something."""
+        """Whether only the end of the interval next to 1 is informative."""
         return self.low is not None and self.high is not None and self.high > WIDEST * self.low
 
     @property
@@ -127,7 +127,7 @@ class Result:
 
     @property
     def left_out(self) -> "List[Tuple[int, int, str]]":
-        """Pairs of whole blocks that are not compared: their numbers, and how the load differed."""
+        """Pairs of whole blocks not compared: their numbers, and how the loads differed."""
         left_out = []
         for agent, original in _whole_pairs(self.blocks):
             why = load_differs(agent, original)
@@ -152,7 +152,7 @@ MEASURES: Tuple[Tuple[str, Measure, bool], ...] = (
 
 
 def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
-    """`ticks` as they came, to the end of the trial or to where it was stopped."""
+    """Analyse `ticks` up to the end of the trial, or to where it was stopped."""
     by_block: Dict[int, List[TrialTick]] = {}
     for tick in ticks:
         by_block.setdefault(tick.block, []).append(tick)
@@ -167,7 +167,7 @@ def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
 
 
 def block_of(plan: Plan, number: int, ticks: Sequence[TrialTick]) -> Block:
-    """`ticks` are all of block `number`, from 0."""
+    """The block `number`, counted from 0; `ticks` are all of its ticks."""
     counting = [tick for tick in ticks if tick.counts]
     figures = fold([tick.figures for tick in counting]) if counting else None
     least_s = WHOLE * (plan.block_s - plan.settle_s)
@@ -195,7 +195,7 @@ def pairs_of(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
 
 
 def load_differs(agent: Block, original: Block) -> Optional[str]:
-    """How the load, and not the limit, made the difference; None: nothing shows that."""
+    """How the load, and not the limit, made the difference; None if nothing indicates that."""
     one, other = agent.figures, original.figures
     if one is None or other is None:
         return None
@@ -225,7 +225,7 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
 
 
 def _mean_s(figures: Figures) -> float:
-    """Of a commit, one that never came back among them."""
+    """Mean commit latency, including a commit that never completed."""
     count = figures.fsyncs + (figures.pending_s > 0)
     return (figures.commit_latency.total_s() + figures.pending_s) / max(1, count)
 

@@ -66,7 +66,7 @@ _FLOODED = (AlertName.COLLAPSE, AlertName.EXHAUSTED)
 
 @dataclass
 class Calibration:
-    """`step` once a tick.  Ended early, `problem` says why, and nothing is to be kept."""
+    """`step` once a tick.  If it ends early, `problem` says why, and no result may be kept."""
 
     policy: Policy
     device: str
@@ -100,7 +100,7 @@ class Calibration:
     # ---- a tick ----------------------------------------------------------
 
     def step(self, sample: Sample, own: Own) -> Order:
-        """Take a tick in, which ends now; what is to be done until the next one."""
+        """Process the tick that ends now; returns what to do until the next one."""
         if self._began_s is None:
             self._began_s = self._phase_s = sample.time_s - sample.dt_s
         self._now_s = sample.time_s
@@ -136,7 +136,7 @@ class Calibration:
         return Order(sync_wait_s=IDLE_WAIT_S if self.phase is Phase.IDLE else None)
 
     def _under_ours(self, memory: Memory) -> Memory:
-        """So that the estimators take our limit for the one that was asked for."""
+        """Make the estimators treat our limit as the one the law asked for."""
         limit = self._in_force
         if not limit:
             return memory
@@ -147,7 +147,7 @@ class Calibration:
 
     @property
     def _in_force(self) -> int:
-        """Our limit, or the one that filled the cache, to do so again; 0: the law's."""
+        """Our limit, or the one that filled the cache, to fill it again; 0: the law's."""
         refills = self._refills or self.phase is Phase.FILL
         limit = self._rung.limit_bytes
         return max(self._held_bytes, limit) if refills else limit
@@ -157,7 +157,7 @@ class Calibration:
         return Order()
 
     def _wrong_array(self, sample: Sample) -> str:
-        """What array or cache do that they do not always do; empty: nothing known."""
+        """Why array or cache are not in their normal state; empty if nothing is known."""
         for each in sample.backings:
             if each.device == self.device:
                 works = ", ".join(work.kind for work in each.works)
@@ -207,7 +207,7 @@ class Calibration:
     def _take(
         self, seen: DeviceSample, state: Estimate, syncs: int, busy_s: float, sample: Sample
     ) -> None:
-        """This tick's figures, where they count."""
+        """Record this tick's figures if they count."""
         dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
         # Fsyncs are also slow behind a larger limit's queue, and on a busy host: natively a cache
         # that was full to 0.4 looked like that, half a second after it began to be filled.
@@ -281,7 +281,7 @@ class Calibration:
         return next_limit(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
 
     def _bound(self, sample: Sample) -> str:
-        """What is left open where the budget is spent; empty: nothing that matters."""
+        """What remains unknown when the budget is spent; empty if nothing important."""
         if not self.rungs:
             return f"no limit was tried: {_more(self._r)}"
         beyond = beyond_these(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
@@ -292,7 +292,7 @@ class Calibration:
         return f"the best limit is at {word} {formats.size(bound)}: {_more(self._r)}"
 
     def _bounds(self, sample: Sample) -> Tuple[int, int]:
-        """Floor and ceiling: those of the policy, as far as kernel and memory allow."""
+        """Floor and ceiling of the policy, as far as kernel and memory allow."""
         limits = self.policy.limits
         floor = max(GRAIN_BYTES, limits.floor_bytes, kernel_floor_bytes(sample.host))
         most = memory_most(self.policy, sample.vm)
@@ -300,14 +300,14 @@ class Calibration:
         return floor, max(floor, ceiling)
 
     def _is_steady(self) -> bool:
-        """Whether a full cache has taken the same for long enough."""
+        """Whether the rate of a full cache has been constant for long enough."""
         half = round(STEADY_S / 2 / TICK_S)
         self._full = self._full[-2 * half :]
         before, after = _usual(self._full[:half]), _usual(self._full[half:])
         return len(self._full) == 2 * half and abs(after - before) <= STEADY * before
 
     def _left_s(self) -> float:
-        """Of the time, and of the bytes at the rate of the flood."""
+        """Seconds until the time or the bytes of the budget are spent, at the flood's rate."""
         assert self._began_s is not None
         left_bytes = self.budget.write_bytes - self._own.written_bytes
         rate = _usual(self._full) if self._full else max((r for r, _ in self._fill), default=1.0)
@@ -316,7 +316,7 @@ class Calibration:
         )
 
     def _is_judged(self) -> bool:
-        """Whether this limit had its part of the time that is left."""
+        """Whether this limit has had its part of the remaining time."""
         if self._rung.seconds < LEAST_JUDGED_S - TICK_S / 2:
             return self._left_s() <= 0.0
         parts = max(1, RUNGS - len(self.rungs))
@@ -327,7 +327,7 @@ class Calibration:
     # ---- the end ---------------------------------------------------------
 
     def result(self) -> Result:
-        """What is known by now."""
+        """The result so far."""
         r = self._r or None
         cache = None if r is None else self._cache(r)
         rungs = tuple(sorted(self.rungs, key=lambda each: each.limit_bytes))
@@ -350,12 +350,12 @@ class Calibration:
         )
 
     def _cache(self, r: float) -> Optional[float]:
-        """Bytes that went in above R until it was full; None where none is seen."""
+        """Bytes written above R until the cache was full; None if no cache was seen."""
         ticks = tuple(chain.from_iterable(self._fill))
         return with_drain_rate(DeviceMemory(first_ticks=ticks), r).cache_bytes
 
     def _last_rate(self) -> float:
-        """The flood's, over its last seconds."""
+        """The flood's rate over its last seconds."""
         rates = (*(rate for rate, _ in self._fill), *self._full)[-round(SHOWN_S / TICK_S) :]
         return statistics.fmean(rates)
 

@@ -29,7 +29,7 @@ _MOST_TICKS = 500
 
 
 class TrialController:
-    """Holds the trial that is on, and the last one until it is asked for.
+    """Holds the running trial, and a finished one until its result is fetched.
 
     `begin` and `end` are the daemon's: to make the agent work, and to go back to
     the mode that was. `begin` may raise OSError or ValueError, and has done nothing then.
@@ -48,7 +48,7 @@ class TrialController:
         self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
         policy: Policy, now_s: float,
     ) -> Dict[str, Any]:
-        """Answer a client. Raises RequestError."""
+        """Answer a client's request. Raises RequestError."""
         order = text_argument(args, "order")
         if order == "start":
             return self._start(args, snapshot, problem, policy, now_s)
@@ -73,7 +73,7 @@ class TrialController:
         self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
         alerts: Sequence[Alert],
     ) -> Optional[Trial]:
-        """Once a tick, before it is decided; None: no trial is on, or no longer."""
+        """Call once a tick, before the decision; None if no trial runs, or it has ended."""
         run = self._run
         if run is None or run.ended is not None:
             return None
@@ -83,7 +83,7 @@ class TrialController:
         return trial
 
     def end(self, how: End, why: str) -> None:
-        """Nothing where none is on."""
+        """End the trial, if one runs."""
         run = self._run
         if run is not None and run.ended is None:
             run.end(how, why)
@@ -134,7 +134,7 @@ class TrialController:
 
 
 def _device(snapshot: Snapshot, wanted: Optional[str]) -> str:
-    """The one that is meant, or the only one with sync demand. Raises RequestError."""
+    """The requested device, or the only one with sync demand. Raises RequestError."""
     if wanted is not None:
         names = [each.device.name for each in find_devices(snapshot, wanted)]
     else:

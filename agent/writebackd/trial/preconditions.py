@@ -28,7 +28,7 @@ class Bound:
 
 
 def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
-    """The limits as found, cut to `ceiling_s` of the slowest disk with sync demand.
+    """The original limits, cut to `ceiling_s` of the slowest disk with sync demand.
 
     An fsync may have to wait for all that a flood has dirtied, and all of it drains before the
     agent's limit holds again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
@@ -53,7 +53,7 @@ def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
 
 
 def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float) -> Optional[str]:
-    """Why no trial may begin on `device`, a name of the snapshot's; None where one may."""
+    """Why no trial may begin on `device` (its name in the snapshot); None if one may."""
     memory = snapshot.memory
     if snapshot.off is not None:
         return f"{snapshot.off} exists: remove it first"

@@ -31,7 +31,7 @@ _OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
 
 
 class End(Enum):
-    """How a trial came to its end."""
+    """How a trial ended."""
 
     DONE = "done"
     ENOUGH = "enough"  # to compare, and the limits as found do harm
@@ -55,7 +55,7 @@ class TrialTick:
 
 
 class TrialRun:
-    """`step` once a tick; it returns the block for the next one."""
+    """Call `step` once a tick; it returns the block for the next tick."""
 
     def __init__(
         self, plan: Plan, limit: Bound, returns_to: Mode, originals: VmLimits, sync_rate: float,
@@ -88,7 +88,7 @@ class TrialRun:
         return self.ticks[:most], max(0, len(self.ticks) - most)
 
     def end(self, how: End, why: str) -> None:
-        """The first end is the one that counts."""
+        """Record the end; only the first call counts."""
         if self.ended is None:
             self.ended, self.why = how, why
 
@@ -96,7 +96,7 @@ class TrialRun:
         self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
         alerts: Sequence[Alert],
     ) -> Optional[Trial]:
-        """Take a tick in; the block for the next one, None once it has ended."""
+        """Process a tick; the block for the next one, or None after the end."""
         if self._block >= 0:
             self._record(sample, estimates)
         objection = self._objection(sample, estimates, memory, alerts)
@@ -189,7 +189,7 @@ class TrialRun:
 
 
 def _expected(alert: Alert) -> bool:
-    """That a flood makes few syncs of many is what the limits as found are there to show.
+    """Few syncs during a flood are the effect that the original limits are meant to show.
 
     It comes 30 s after the first of their blocks begins, so no trial that it ended would come to a
     second pair. How long a commit takes is bounded all along.
@@ -198,14 +198,14 @@ def _expected(alert: Alert) -> bool:
 
 
 def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
-    """How long a commit may take."""
+    """The commit latency at which the trial stops."""
     if plan.stop_s is not None:
         return plan.stop_s
     return max(STOP_CEILINGS * plan.ceiling_s, STOP_BASELINES * (baseline_s or 0.0))
 
 
 def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
-    """A commit slower than agreed, on any device: the limit is the host's."""
+    """A commit slower than agreed, on any device: the limit applies to the whole host."""
     for seen in sample.devices:
         estimate = estimates[seen.device.name]
         if seen.sync is None or seen.excluded or not estimate.demand:
