@@ -23,7 +23,7 @@ _KEPT = (
 
 
 def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
-    """What the daemon says; the past is in the history, which the command line reads.
+    """The daemon's part of the answer; past alerts come from the history, read by the client.
 
     `devices` are the names that `device` may mean, as `why` takes it: none where nobody knows
     it, all where it is None.
@@ -57,7 +57,7 @@ def _alert(alert: Alert, snapshot: Snapshot) -> Json:
 
 
 def route_warnings(snapshot: Snapshot) -> List[str]:
-    """Of `status`: the routes that do not work."""
+    """For `status`: the alert routes that do not work."""
     lines = []
     for route in snapshot.routes:
         if route.error is not None:
@@ -68,7 +68,7 @@ def route_warnings(snapshot: Snapshot) -> List[str]:
 
 
 def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
-    """Past alerts, oldest first, from what the history kept of begin, change and end.
+    """Past alerts, oldest first, from the begin, change and end events in the history.
 
     `end` is None where nobody saw it, since the daemon stopped before; those of `active` are
     left out. A record that is damaged is left out as well.
@@ -104,7 +104,7 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
 
 
 def _checked(alert: Mapping[str, Any]) -> Json:
-    """Raises KeyError or TypeError where it is not what was written."""
+    """Raises KeyError or TypeError unless the record is as it was written."""
     for name in ("name", "severity", "cause", "summary", "done", "runbook"):
         if not isinstance(alert[name], str):
             raise TypeError(name)

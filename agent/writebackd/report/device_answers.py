@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the answers say of a device: its row, its topology, and which one a name means. Pure."""
+"""Answers about devices: their row, their topology, and which device a name means. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from writebackd.types.storage import CACHES_OF_THE_KERNEL, Backing, Device, Prot
 
 
 def devices_json(snapshot: Snapshot) -> Json:
-    """The answer to `devices`: what each device is made of, and whether it is managed."""
+    """The answer to `devices`: the disks of each device, and whether it is managed."""
     decisions, backings = snapshot.decisions, backings_of(snapshot.sample.backings)
     return {
         "devices": [
@@ -28,7 +28,7 @@ def devices_json(snapshot: Snapshot) -> Json:
 
 
 def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
-    """Those that `wanted` may mean, all for None. Raises RequestError when there is none."""
+    """Devices that `wanted` may mean, or all for None. Raises RequestError if none matches."""
     devices = list(snapshot.sample.devices)
     if wanted is None:
         return devices

@@ -38,7 +38,7 @@ Value = Tuple[str, str, Optional[Number]]  # name, help, and the value where it 
 
 
 class _Row(NamedTuple):
-    """All that is known of one device."""
+    """All that is known about one device."""
 
     labels: str
     sample: DeviceSample
@@ -49,14 +49,14 @@ class _Row(NamedTuple):
 
 
 class _Page:
-    """Text of metric families, each of which is written in one go."""
+    """Text of metric families, each of which is written at once."""
 
     def __init__(self, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
         self._lines: List[str] = []
 
     def family(self, name: str, kind: str, text: str) -> str:
-        """Write the head of one; the name that its samples have."""
+        """Write the head of a family; returns the name of its samples."""
         name = PREFIX + name
         sample = name + {"counter": "_total", "info": "_info"}.get(kind, "")
         if not self._openmetrics:
@@ -69,7 +69,7 @@ class _Page:
         return sample
 
     def add(self, name: str, labels: str, value: Optional[Number]) -> None:
-        """A sample; none where the value is not known."""
+        """Add a sample, unless the value is unknown."""
         if value is not None and math.isfinite(value):
             shown = f"{value:d}" if isinstance(value, int) else repr(value)
             self._lines.append(f"{name}{{{labels}}} {shown}" if labels else f"{name} {shown}")
@@ -100,7 +100,7 @@ def render(snapshot: Snapshot, form: str = OPENMETRICS) -> str:
 
 
 def labels_text(labels: Labels) -> str:
-    """Labels as they stand between braces."""
+    """Labels as the text between braces."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
 
 
@@ -206,7 +206,7 @@ def _counters(snapshot: Snapshot) -> Sequence[Value]:
 
 
 def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
-    """Severities by name, device ("": the host) and cause; of two severities the worse."""
+    """Severities by name, device ("": the host) and cause; the worse of two severities counts."""
     severities: Dict[Tuple[str, str, str], str] = {}
     for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
@@ -282,7 +282,7 @@ def _topology(device: Device) -> Labels:
 
 
 def _of_syncs(get: Callable[[Estimate], Number]) -> Callable[[_Row], Optional[Number]]:
-    """Of what only a probe that sees fsync can know."""
+    """Metrics that only a probe that sees fsync can measure."""
     return lambda row: get(row.estimate) if row.estimate.demand_known else None
 
 

@@ -33,21 +33,21 @@ _END = b"\r\n\r\n"  # of a head
 
 
 class Exposition:
-    """The metrics of the last tick as answers, made when the first one asks.
+    """The metrics of the last tick as answers, made for the first client of the tick.
 
     All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
     """
 
     def __init__(self, snapshot: Callable[[], Optional[Snapshot]]) -> None:
-        """`snapshot` gives the last tick, None before the first."""
+        """`snapshot` returns the last tick, None before the first."""
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
         self._made: Dict[str, bytes] = {}  # over HTTP
         self._json: Dict[str, Shared] = {}  # over the control socket
 
     def as_json(self, form: str) -> Optional[Shared]:
-        """For the control socket, in one of CONTENT_TYPES; None: nothing measured yet."""
+        """The answer on the control socket, in one of CONTENT_TYPES; None before the first tick."""
         snapshot = self._current()
         if snapshot is None:
             return None
@@ -56,7 +56,7 @@ class Exposition:
         return self._json[form]
 
     def get(self, form: str) -> Optional[bytes]:
-        """Over HTTP, head included; None: nothing measured yet."""
+        """The HTTP answer, head included; None before the first tick."""
         snapshot = self._current()
         if snapshot is None:
             return None
@@ -132,7 +132,7 @@ def open_unix(path: Path, exposition: Exposition) -> MetricsServer:
 
 
 def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
-    """`host` is a loopback address, as the policy has checked. Raises OSError."""
+    """`host` is a loopback address, as checked by the policy. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -159,7 +159,7 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
 def open_servers(
     path: Path, http: Optional[Tuple[str, int]], exposition: Exposition
 ) -> Tuple[List[MetricsServer], List[str]]:
-    """On the socket at `path` and the address `http`, and what cannot be had, in words.
+    """Listen on the socket at `path` and the address `http`; returns also the problems, in words.
 
     Good to have: a problem is logged, and is no reason to end.
     """

@@ -54,7 +54,7 @@ _TIGHTEST = 0.1
 
 
 class Basis(Enum):
-    """What a device's limit is taken from."""
+    """The source of a device's limit."""
 
     KNEE = "knee"  # the smallest limit of writebackd's under which floods still got R
     WAVES = "waves"  # what writebackd asked for in the middle of floods too short for a knee
@@ -64,7 +64,7 @@ class Basis(Enum):
 
 @dataclass(frozen=True)
 class Host:
-    """What bounds the limit of this host, bytes, and its background limit as a share."""
+    """The bounds of this host's limit, bytes, and its background limit as a share."""
 
     floor_bytes: int
     ceiling_bytes: int
@@ -73,7 +73,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceAdvice:
-    """What is known of one device; None: not known."""
+    """What is known about one device; None: unknown."""
 
     effect: Effectiveness
     objective_s: float
@@ -94,23 +94,23 @@ class DeviceAdvice:
 
     @property
     def knee_bytes(self) -> Optional[float]:
-        """At most: the smallest limit that lets in R."""
+        """Upper bound of the smallest limit that lets in R."""
         if self.drain_rate is None or self.tau_s is None:
             return None
         return self.drain_rate * self.tau_s
 
     @property
     def counts(self) -> bool:
-        """Whether it has a say: it was seen for long enough what floods do beside commits."""
+        """Whether the device counts: its floods beside commits were observed for long enough."""
         calibrated = self.basis is Basis.CALIBRATED
         return (calibrated or self.flood_s >= LEAST_S) and self.limit_bytes is not None
 
     def wait_s(self, limit_bytes: float) -> Optional[float]:
-        """p99 of an fsync behind a full cache under this limit, about."""
+        """Approximate p99 of an fsync behind a full cache under this limit."""
         return None if self.drain_rate is None else P99_SHARE * limit_bytes / self.drain_rate
 
     def rate(self, limit_bytes: float) -> Optional[float]:
-        """What a flood gets under this limit, at least; None without tau."""
+        """The least rate of a flood under this limit; None without tau."""
         if self.drain_rate is None or self.tau_s is None:
             return None
         return min(self.drain_rate, limit_bytes / self.tau_s)
@@ -118,7 +118,7 @@ class DeviceAdvice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The limit, where there is one, and what it rests on."""
+    """The limit, if there is one, and its basis."""
 
     observed_s: float  # from the first row to the last
     devices: Tuple[DeviceAdvice, ...]  # most at stake first
@@ -131,7 +131,7 @@ class Recommendation:
 
     @property
     def settings(self) -> Dict[str, int]:
-        """As sysctl names them; empty without a limit."""
+        """Values by sysctl name; empty without a limit."""
         if self.limit_bytes is None or self.background_bytes is None:
             return {}
         return {
@@ -150,7 +150,7 @@ def recommend(
     now_s: Optional[float] = None,
     calibrated: Optional[Mapping[str, Calibrated]] = None,
 ) -> Recommendation:
-    """Of rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
+    """From rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
 
     `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
     touches say nothing of what writebackd asks for.
@@ -190,7 +190,7 @@ def recommend(
 
 
 def stepped(limit_bytes: float) -> int:
-    """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more exact.
+    """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more precise.
 
     So the next day's noise gives the same limit, mostly, and the same id.
     """
@@ -257,7 +257,7 @@ def _advice(
 
 
 def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
-    """R, and when it was seen last.
+    """R, and when it was last seen.
 
     By writebackd's own estimate, which it has once the cache was full; else by what floods got,
     best under the limit as found, where the disk alone held them; else as it was learned before.
@@ -279,7 +279,7 @@ def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], 
 
 
 def _tau(held: Sequence[Figures]) -> Optional[float]:
-    """None where floods come in waves, or there are none."""
+    """None if floods come in waves, or there are none."""
     if not held or _in_waves(held):
         return None
     whole = [
@@ -290,7 +290,7 @@ def _tau(held: Sequence[Figures]) -> Optional[float]:
 
 
 def _in_waves(rows: Sequence[Figures]) -> bool:
-    """Whether most rows of these floods have a pause in them, and so no rate of their own."""
+    """Whether most rows of these floods contain a pause, so that they have no rate of their own."""
     whole_s = sum(row.span_s for row in rows if row.flooded_s >= WHOLE * row.span_s)
     return whole_s < sum(row.flooded_s for row in rows) / 2
 
@@ -333,7 +333,7 @@ def _missing(
 
 
 def reason(advice: Recommendation) -> List[str]:
-    """Why this limit, one thought each."""
+    """Why this limit was chosen, one point each."""
     decider = advice.decider
     if decider is None or advice.limit_bytes is None:
         return []
@@ -367,7 +367,7 @@ def reason(advice: Recommendation) -> List[str]:
 
 
 def price(advice: Recommendation) -> List[str]:
-    """What the fixed limit costs against writebackd, by this host's own figures."""
+    """What the fixed limit costs compared with writebackd, by this host's own figures."""
     limit, lines = advice.limit_bytes, []
     if limit is None:
         return []

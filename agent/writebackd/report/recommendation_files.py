@@ -36,7 +36,7 @@ _UNDO = re.compile(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the recommendation on this host."""
+    """The host and its settings around the recommendation."""
 
     host: str
     made: str  # date and time
@@ -52,7 +52,7 @@ class Surroundings:
 def contradicting(
     advice: Recommendation, tools: Sequence[ConflictingTool]
 ) -> Tuple[ConflictingTool, ...]:
-    """Of all those that set a lever of writebackd, who sets these limits otherwise, or may."""
+    """The tools that set these limits to other values, or may."""
     same = {f"{name}={value}" for name, value in advice.settings.items()}
     return tuple(
         each for each in tools
@@ -62,18 +62,18 @@ def contradicting(
 
 
 def undo(original: VmLimits) -> str:
-    """The command that puts back what was found."""
+    """The command that restores the original limits."""
     values = [pair.describe(pair.value(original)) for pair in PAIRS]
     return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
 
 
 def is_ours(text: str) -> bool:
-    """Whether it is an earlier recommendation."""
+    """Whether the text is an earlier recommendation."""
     return MADE_BY in text[:_HEAD]
 
 
 def undone_to(text: str) -> Optional[VmLimits]:
-    """What the undo line of an earlier file, screen or JSON goes back to; None without one."""
+    """The limits in the undo line of an earlier file, screen or JSON; None without one."""
     line = _UNDO.search(text) if is_ours(text) else None
     if line is None:
         return None
@@ -82,7 +82,7 @@ def undone_to(text: str) -> Optional[VmLimits]:
 
 
 def notes(advice: Recommendation, around: Surroundings) -> Dict[str, Sequence[str]]:
-    """What goes with the limit, by label."""
+    """What is printed with the limit, by label."""
     return {
         "why": reason(advice),
         "price": price(advice),
@@ -92,13 +92,13 @@ def notes(advice: Recommendation, around: Surroundings) -> Dict[str, Sequence[st
 
 
 def sysctl(advice: Recommendation, around: Surroundings) -> str:
-    """For /etc/sysctl.d."""
+    """A file for /etc/sysctl.d."""
     lines = _comments(advice, around, "To undo, remove this file first.")
     return "\n".join([*lines, *(f"{n} = {value}" for n, value in advice.settings.items()), ""])
 
 
 def tuned(advice: Recommendation, around: Surroundings) -> str:
-    """tuned.conf of a profile on top of the active one.
+    """tuned.conf of a profile that includes the active one.
 
     Where that one sets a ratio, or bytes in another section, tuned would set both: `drop` takes a
     line out of the section of the same name. So no line of that one contradicts ours.
@@ -126,7 +126,7 @@ def tuned(advice: Recommendation, around: Surroundings) -> str:
 
 
 def policy(advice: Recommendation, around: Surroundings) -> str:
-    """A drop-in for all.conf.d: the daemon begins with what suits each device, and goes on."""
+    """A drop-in for all.conf.d: the daemon starts with each device's best limit, and adapts it."""
     more = "writebackd starts with these limits and adapts them."
     lines = _comments(advice, around, more, ("why", "conflict"))
     for each in advice.devices:
@@ -163,7 +163,7 @@ FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
 
 
 def as_json(advice: Recommendation, around: Surroundings) -> Dict[str, Any]:
-    """All of it as data; what is not known is None."""
+    """The recommendation as data; unknown values are None."""
     return {
         "made_by": MADE_BY,
         "id": advice.id,
@@ -207,7 +207,7 @@ def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings
 
 
 def device_lines(each: DeviceAdvice, around: Surroundings) -> List[str]:
-    """What its floods did, and who made them."""
+    """What the device's floods did, and which programs caused them."""
     who = sentence(list(around.blamed.get(each.name, ())))
     # A terminal's fonts have no thin gap.
     return [line.replace(THIN, "") for line in (*sentences(each.effect), who) if line]

@@ -39,7 +39,7 @@ _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recursi
 
 
 class RecordedDecision(NamedTuple):
-    """The part of a tick's decision that a replay has to come to again."""
+    """The part of a tick's decision that a replay must reproduce."""
 
     limit_bytes: Optional[int]
     background_bytes: Optional[int]
@@ -61,7 +61,7 @@ def recorded_decision(decision: Decision) -> RecordedDecision:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded tick. `memory` is the one before it, where it was not that after the last."""
+    """One recorded tick. `memory` is given if it differs from the memory after the last tick."""
 
     sample: Sample
     outcome: RecordedDecision
@@ -105,7 +105,7 @@ class Recorder:
             self.dropped += 1
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most `timeout` seconds. True when all was written."""
+        """Write what is queued, for at most `timeout` seconds. True if all was written."""
         self._closing = True
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -224,7 +224,7 @@ def _begin_s(path: Path) -> float:
 
 
 def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
-    """As much of a file as is whole; what is damaged in it costs the rest of it."""
+    """The ticks of a file; damage costs the rest of that file."""
     interned, policy = Interned(), ""
     try:
         for line in _lines(path):
@@ -254,7 +254,7 @@ def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Whole lines: the end of a file that is being written, or was, may lack."""
+    """Complete lines: the last one may be cut if the file is still being written, or was."""
     stream, rest = zlib.decompressobj(), b""
     with open(path, "rb") as file:
         while True:

@@ -28,7 +28,7 @@ MOST_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class Replayed:
-    """One tick, as it was and as it is decided now."""
+    """One tick with its recorded and its new decision."""
 
     sample: Sample
     recorded: RecordedDecision
@@ -46,7 +46,7 @@ def replay(
     other: Optional[Policy] = None,
     zone: tzinfo = timezone.utc,
 ) -> Iterator[Replayed]:
-    """Each tick decided again. `load` makes a policy of a file's text; `other` takes its place.
+    """Decide each tick again. `load` makes a policy from a file's text; `other` replaces it.
 
     Its windows are open by the clock of then in `zone`; of the policy of then what was in force
     is in the recording. Raises what `load` raises.
@@ -84,7 +84,7 @@ def replay(
 
 @dataclass
 class Tally:
-    """What a replay came to."""
+    """The result of a replay."""
 
     ticks: int = 0
     different: int = 0
@@ -120,12 +120,12 @@ class Tally:
                 self.differences.append((wall_s, then, now))
 
     def median_limit(self, which: int) -> Optional[float]:
-        """Of the time with a limit of the agent's: then (0), now (1)."""
+        """The median limit while the agent had one: recorded (0), now (1)."""
         return weighted_median(self.limits[which])
 
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
-    """The parts that differ, in words."""
+    """The parts that differ, as text."""
     pairs: List[Tuple[str, str]] = []
     if then.limit_bytes != now.limit_bytes:
         pairs.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))

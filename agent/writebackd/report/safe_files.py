@@ -14,7 +14,7 @@ _GROUPS = Path("/etc/group")  # not through NSS, which may ask the network
 
 
 def write_atomically(path: Path, data: bytes, for_all: bool = True) -> None:
-    """Replace `path`: readers see the old contents or the new; for all, or as the umask has it.
+    """Replace `path`: readers see the old contents or the new; for all, or by the umask.
 
     Raises OSError, and leaves nothing of its own behind then.
     """
@@ -40,7 +40,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def for_admins(path: Path) -> None:
-    """Mode 0640 and group adm, where there is one. Raises OSError where the mode cannot be set."""
+    """Mode 0640 and group adm, if it exists. Raises OSError if the mode cannot be set."""
     os.chmod(path, MODE)
     gid = _adm()
     # The unit has no CAP_CHOWN, but is in this group.

@@ -104,7 +104,7 @@ def status_json(snapshot: Snapshot) -> Json:
 
 
 def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
-    """None: it is left alone, and not counted."""
+    """None for a device that is left alone, and not counted."""
     if totals is None:
         return None
     return {
@@ -181,7 +181,7 @@ def _warnings(snapshot: Snapshot) -> List[str]:
 
 
 def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
-    """By device, what is wrong with the battery behind it."""
+    """Problems with the battery behind each device."""
     lines = []
     for each in backings:
         wrong = battery(each)

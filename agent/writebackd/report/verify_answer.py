@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to verify: what was written against what the kernel says. Pure."""
+"""The answer to verify: written values compared with the kernel's. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verify_json(
     levers: Sequence[HeldLever] = (),
     differing: Sequence[LeverDifference] = (),
 ) -> Json:
-    """Whether what was last written is in force.
+    """Whether the values written last are in force.
 
     `written` is the last (limit, background) pair in bytes, None while the
     daemon has nothing of its own in the kernel; `vm` has just been read.
