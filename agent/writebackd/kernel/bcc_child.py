@@ -19,7 +19,7 @@ FIELDS = (("HAS_DISKSEQ",), ("HAS_DISKSEQ", "HAS_RQ_DISK"), ("HAS_RQ_DISK",))
 
 
 def compile_source(bcc: Any, source: str, flags: List[str]) -> Any:
-    """A module for the first set of fields with which the source compiles."""
+    """The module for the first set of fields with which the source compiles."""
     for fields in FIELDS:
         try:
             return bcc.BPF(text=source, cflags=[*flags, *(f"-D{each}" for each in fields)])

@@ -37,7 +37,7 @@ def directory(bdi: str) -> str:
 
 
 def path(bdi: str, name: str) -> str:
-    """The file behind the lever `name`. Raises KeyError for a name that is none."""
+    """The file for the lever `name`. Raises KeyError for an unknown name."""
     return f"{directory(bdi)}/{FILES[name]}"
 
 
@@ -50,29 +50,29 @@ def fraction(value_bytes: int, threshold_bytes: int) -> int:
 
 
 def text_for(name: str, value: int, threshold_bytes: int) -> str:
-    """What to write for `value` bytes (0 or 1 for strict_limit)."""
+    """The text to write for `value` bytes (0 or 1 for strict_limit)."""
     return str(value if name == "strict_limit" else fraction(value, threshold_bytes))
 
 
 def holds(name: str, text: str, value: int, threshold_bytes: int) -> bool:
-    """Whether `text` in the file means `value` under today's global threshold."""
+    """Whether `text` in the file means `value` under the current global threshold."""
     wanted = int(text_for(name, value, threshold_bytes))
     slack = 0.0 if name == "strict_limit" else max(1.0, TOLERANCE * wanted)
     return text.isdigit() and abs(int(text) - wanted) <= slack
 
 
 def value_of(name: str, text: str, threshold_bytes: int) -> int:
-    """What `text` in the file comes to: bytes, of strict_limit 0 or 1. Raises ValueError."""
+    """The value of `text` in the file: bytes, or strict_limit 0 or 1. Raises ValueError."""
     return int(text) if name == "strict_limit" else int(text) * threshold_bytes // WHOLE
 
 
 def describe(name: str, text: str) -> str:
-    """The file's content in words: a fraction is told from bytes by its file's name."""
+    """The file's content for display: the file's name tells a fraction from bytes."""
     return text if name == "strict_limit" else f"{FILES[name]}={text}"
 
 
 def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str]:
-    """The names of `wanted` in an order in which the kernel takes every step.
+    """The names of `wanted` in an order in which the kernel accepts every step.
 
     It refuses a minimum above the maximum.  The strict limit goes off first and
     on last: alone it would hold a quiet device to 1 % of the threshold.
@@ -86,7 +86,7 @@ def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str
 
 
 def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
-    """Why the levers of `bdi` are not to be used on this kernel; None when they are.
+    """Why the levers of `bdi` cannot be used on this kernel; None if they can.
 
     Writes a minimum and a maximum that hold nobody back, checks what the kernel makes
     of them, and restores what was there, within a millisecond.  Kernels from 6.2 to 6.7
@@ -126,7 +126,7 @@ def _try_out(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str
 
 
 def _threshold_problem(files: KernelFiles, bdi: str) -> Optional[str]:
-    """The minimum must show in the threshold that writers are held to, and not too much."""
+    """The minimum must raise the threshold that throttles writers, but not too much."""
     text = files.try_read(f"/sys/kernel/debug/bdi/{bdi}/stats") or ""
     kilobytes = dict(re.findall(r"^(\w+): *(\d+) kB", text, re.MULTILINE))
     if not {"BdiDirtyThresh", "DirtyThresh"} <= kilobytes.keys():

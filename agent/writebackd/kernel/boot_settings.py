@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Finds what sets levers of ours at boot or by udev, in files of the root disk."""
+"""Finds settings of our levers at boot or by udev, in files of the root disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BootSetting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it means for writebackd."""
+        """The consequence for writebackd."""
         at = f"({self.place})"
         if self.setting is None:
             return f"udev runs {self.value} {at}, which cannot be read: it may set limits of disks"
@@ -76,7 +76,7 @@ class BootSetting(NamedTuple):
 
 
 def boot_settings(files: KernelFiles) -> List[BootSetting]:
-    """All of them; of the dirty limits those that are in force in the end."""
+    """All settings; for the dirty limits only those that win."""
     first, last = list(_command_line(files)), list(_rc_local(files))
     sysctl, unread = _sysctl(files)
     # systemd does not order sysctl.d and tmpfiles.d: both are told.
@@ -88,7 +88,7 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
 
 
 def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
-    """Those that are in force in the end: bytes and ratio are one setting, the last one counts."""
+    """The settings that win: bytes and ratio are one setting, the last one counts."""
     chosen: Dict[str, BootSetting] = {}
     for line in lines:
         setting = line.setting or ""
@@ -103,7 +103,7 @@ def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
 
 
 def is_accepted(setting: str, value: str, before: Optional[str] = None) -> bool:
-    """Whether the kernel takes a value, as far as can be told; `before`: the form in force."""
+    """Whether the kernel accepts a value, as far as known; `before`: the form in force."""
     if not setting.startswith("vm.") or re.search("[$%<>`]", value):
         return True
     number = int(value) if re.fullmatch("[0-9]{1,18}", value) else -1
@@ -122,7 +122,7 @@ def _command_line(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]":
-    """What is read at boot, and what only procps reads."""
+    """Settings that are read at boot, and those that only procps reads."""
     seen, settings = set(), []  # type: set[object], List[BootSetting]
     systemd = files.path(_SYSTEMD).is_dir()
     for path in _chosen(files, "sysctl.d", ".conf"):
@@ -176,7 +176,7 @@ def _commands(files: KernelFiles, path: str, source: str) -> Iterator[BootSettin
 
 
 def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:
-    """What a line of shell sets, in the order in which it does."""
+    """The settings that a shell command makes, in their order."""
     line = _COMMENT.sub("", line)
     settings = [
         (each.start(), _setting(each["target"]), each["value"]) for each in _ECHO.finditer(line)
@@ -227,7 +227,7 @@ def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSettin
 
 
 def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[BootSetting]:
-    """What a program that a rule runs sets: a shell's line, or a script's."""
+    """The settings made by a program that a rule runs: a shell command, or a script."""
     settings = list(_command(value, "udev", place))
     yield from settings
     for position, word in enumerate(re.findall(r"[^\s\"'\\]+", value)):
@@ -245,7 +245,7 @@ def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[
 
 
 def _script(files: KernelFiles, path: str) -> Optional[str]:
-    """The beginning of a script; empty for a binary, None where it cannot be read."""
+    """The beginning of a script; empty for a binary, None if it cannot be read."""
     try:
         with files.path(path).open("rb") as file:
             data = file.read(_SCRIPT_BYTES)
@@ -255,7 +255,7 @@ def _script(files: KernelFiles, path: str) -> Optional[str]:
 
 
 def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:
-    """Paths in the order in which they are read: by file name over all directories."""
+    """Paths in the order in which they are read: by file name across all directories."""
     chosen: Dict[str, str] = {}
     for place in _PLACES:
         for name in files.listdir(f"{place}/{directory}"):

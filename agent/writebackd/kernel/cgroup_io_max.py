@@ -38,13 +38,13 @@ _POLL_S = 0.02
 
 
 def cgroup2_mount(files: KernelFiles) -> Optional[str]:
-    """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
+    """Where cgroup v2 is mounted, unified or next to v1; None if it is not."""
     mounts = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
     return next(mounts, None)
 
 
 def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...]:
-    """Hierarchy, controllers and path of each cgroup of a process; none where it is gone.
+    """Hierarchy, controllers and path of each cgroup of a process; empty if it is gone.
 
     A cgroup's name may have any byte in it but "/" and newline: users name those that are
     delegated to them, and what str.splitlines() takes for the end of a line is part of a name.
@@ -58,7 +58,7 @@ def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...
 
 
 def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
-    """The path of its cgroup v2; None where it is gone or in none."""
+    """The path of its cgroup v2; None if it is gone or in none."""
     paths = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
     return next(paths, None)
 
@@ -76,7 +76,7 @@ def directory(files: KernelFiles, cgroup: str) -> str:
 
 
 def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
-    """The unit of the host's systemd that the cgroup is; None where systemd does not own it.
+    """The host's systemd unit that the cgroup belongs to; None if systemd does not own it.
 
     What lies below a service or scope is delegated; nor is a unit what a container's systemd
     makes elsewhere (/lxc/101/ns/system.slice/x.service), though the host may have that name.
@@ -102,7 +102,7 @@ def is_booted(files: KernelFiles) -> bool:
 
 
 def disk(files: KernelFiles, devno: str) -> Optional[int]:
-    """A number that another disk of the same devno does not have; None where there is none."""
+    """A number that no other disk with this devno has; None if there is none."""
     return files.inode(f"/sys/dev/block/{devno}")
 
 
@@ -134,7 +134,7 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
 def write(
     files: KernelFiles, cgroup: str, devno: str, text: str, ours: Sequence[str] = ()
 ) -> Work:
-    """The write, as work for a child: systemd's, or ours where systemd has no hand in it.
+    """The write, as work for a child: through systemd, or directly if systemd is not involved.
 
     Ours may hang as well: since about 6.10 a disk's first rule freezes its queue.
     `ours`: what may have been written before.  The kernel leaves the keys that are not
@@ -179,14 +179,14 @@ _PLACE = "ControlGroup"  # not shown while it does not run
 
 
 def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
-    """The properties of a unit that matter here, an entry of a list each."""
+    """The relevant properties of a unit, as a list with one entry each."""
     shown = _systemctl(run, "show", "--property", ",".join((*_LISTS, _PLACE)), "--", unit)
     words = (line.partition("=") for line in shown.split("\n"))
     return [(name, value) for name, _, value in words if value]
 
 
 def _systemctl(run: Run, *words: str) -> str:
-    """What it prints. Raises ChildError."""
+    """The output of systemctl. Raises ChildError."""
     ended = run(("systemctl", *words))
     if ended.code:
         raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
@@ -196,7 +196,7 @@ def _systemctl(run: Run, *words: str) -> str:
 def _spelling(
     files: KernelFiles, shown: Sequence[Tuple[str, str]], devno: str, ours: Sequence[str]
 ) -> str:
-    """The path by which the unit has this disk already, or the one by number.
+    """The path under which the unit already has this disk, or the one by number.
 
     For systemd two paths are two entries, and the one applied last resets what the
     other set on the same disk.  The path of a disk that is gone leads nowhere: there
@@ -228,7 +228,7 @@ def _devno(files: KernelFiles, path: str) -> Optional[str]:
 
 
 def _await(files: KernelFiles, cgroup: str, devno: str, text: str) -> None:
-    """Until io.max shows it; what it shows in the end is for the reader to judge."""
+    """Wait until io.max shows it; the caller judges the value read in the end."""
     until = time.monotonic() + _APPLY_S
     while time.monotonic() < until:
         try:

@@ -26,7 +26,7 @@ _NOTHING = "0-. "
 def leaf_identity(
     files: KernelFiles, name: str, devno: str, write_cache: Optional[str]
 ) -> Optional[str]:
-    """The disk `name` as no other is called; None when nothing tells it apart."""
+    """A name of the disk that no other has; None if nothing tells it apart."""
     known = _disk(files, name, devno)
     if known is None:
         return None
@@ -42,7 +42,7 @@ def leaf_identity(
 def volume_identity(
     files: KernelFiles, name: str, devno: str, leaves: Sequence[Optional[str]]
 ) -> Optional[str]:
-    """A device stacked upon disks: its own name for itself, and theirs."""
+    """The identity of a stacked device: its own name, and those of its disks."""
     own = None
     if name.startswith("dm-"):
         own = _clean(files.try_read(f"/sys/block/{name}/dm/uuid"))
@@ -58,7 +58,7 @@ def volume_identity(
 
 
 def stacked_identity(own: str, leaves: Sequence[Optional[str]]) -> str:
-    """`own`, which tells it apart by itself, on top of these disks."""
+    """`own`, which identifies the device by itself, on top of these disks."""
     return f"{own} on {' + '.join(leaf or 'unknown' for leaf in leaves)}"
 
 
@@ -95,7 +95,7 @@ def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
 
 
 def _clean(text: Optional[str]) -> Optional[str]:
-    """Printable, blanks as one; None for what is empty or nothing but zeros."""
+    """Printable text with single blanks; None for empty text or only zeros."""
     if text is None:
         return None
     plain = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else " " for c in text)

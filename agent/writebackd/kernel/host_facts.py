@@ -60,7 +60,7 @@ _DMI = "/sys/class/dmi/id"
 
 
 def read_facts(files: KernelFiles) -> HostFacts:
-    """One look at the host; what cannot be read is None.  Never raises."""
+    """One look at the host; unreadable facts are None.  Never raises."""
     units, processes = _services(files)
     virtualisation, shown_by = _virtualisation(files)
     return HostFacts(
@@ -75,7 +75,7 @@ def read_facts(files: KernelFiles) -> HostFacts:
 
 
 def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
-    """Those that are no stack of others."""
+    """Disks that are not stacked on others."""
     drivers = Drivers(files)
     disks = []
     for name in files.listdir("/sys/block"):
@@ -117,7 +117,7 @@ def _cache(
 def _services(
     files: KernelFiles,
 ) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
-    """Units that have a process, and names of processes, of the host itself.
+    """Units that have a process, and process names, of the host itself.
 
     A unit is told by its processes: that is the same on cgroup v1, v2 and in between.
     """
@@ -144,7 +144,7 @@ def _services(
 
 
 def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[str]) -> bool:
-    """Whether a process says what the host is for: any user can give his any name."""
+    """Whether a process tells the host's purpose: any user can choose his processes' names."""
     if _HOSTS_OWN.fullmatch("/".join(path)):
         return True
     if any(_INNER.match(part) for part in path) or _FOR_USERS.fullmatch(unit or ""):
@@ -157,7 +157,7 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
 
 
 def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
-    """The parts of the path in systemd's hierarchy, or in v2's."""
+    """The parts of the path in systemd's hierarchy, or in cgroup v2."""
     parts: List[str] = []
     for hierarchy, controllers, path in memberships:
         if hierarchy != "0" and controllers == "name=systemd":

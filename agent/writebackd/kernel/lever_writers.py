@@ -13,7 +13,7 @@ from writebackd.types.levers import ForeignWrite
 def writer_of(
     changed: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
 ) -> Optional[ForeignWrite]:
-    """The newest of the writes in `seen` that set what was found; None: nobody was seen.
+    """The newest write in `seen` that set the changed value; None if none was seen.
 
     `seen`: what the probe's queue held, by tick; `own`: our processes, daemon and watcher.  The
     probe sees a write before the kernel has judged it: one of another value may have been
@@ -34,7 +34,7 @@ def writer_of(
 
 
 def command_line(raw: bytes) -> Optional[str]:
-    """What the probe took of a command line, as one printable line; None where it has none.
+    """The part of a command line that the probe saw, as one printable line; None without one.
 
     Words are parted by NUL; dots where the line was longer than `raw`.
     """

@@ -39,7 +39,7 @@ IDLE_READS = 60
 
 @dataclass(frozen=True)
 class CgroupReading:
-    """What a cgroup did to one filesystem device in a tick; `pid` is one of its processes."""
+    """One cgroup's activity on one filesystem device in a tick; `pid` is one of its processes."""
 
     dirtied_bytes: int = 0
     throttled_s: float = 0.0
@@ -62,7 +62,7 @@ CgroupReadings = Dict[Tuple[int, str], CgroupReading]
 
 
 def unknown(devno: str) -> bool:
-    """For who knows no devices."""
+    """For callers that know no devices."""
     return False
 
 
@@ -83,7 +83,7 @@ class Reading:
 
 
 def difference(current: bytes, last: bytes) -> Histogram:
-    """What was added to a histogram of 32-bit counters, wrap-around included.
+    """The growth of a histogram of 32-bit counters, wrap-around included.
 
     A tick moves a few counters near each other: to compare part by part takes 3 to 4 us, to
     look at each number 10.
@@ -111,7 +111,7 @@ _NO_COMPLETIONS = (0,) * (3 + 2 * bpf_layout.CLASSES)
 
 
 class BlockReader:
-    """Takes the difference of every slot to the last read; shards of a disk add up."""
+    """Subtracts each slot's last values; the shards of a disk are added up."""
 
     def __init__(
         self, slots: mmap.mmap, queues: Optional[mmap.mmap], sizes: bpf_layout.Sizes
@@ -174,12 +174,12 @@ _NO_SYNCS = ((0, 0, 0, 0), (_NO_HISTOGRAM,) * 3)
 
 
 def _name(key: bytes) -> str:
-    """A key of the table of syncs as "major:minor"."""
+    """A key of the sync table as "major:minor"."""
     return bpf_layout.devno(int.from_bytes(key, sys.byteorder))
 
 
 class SyncReader:
-    """Syncs that returned since the last read, and those still inside."""
+    """Syncs that returned since the last read, and those still running."""
 
     def __init__(
         self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False,
@@ -197,7 +197,7 @@ class SyncReader:
         self._last: Dict[bytes, Tuple[Sequence[int], Sequence[bytes]]] = {}
 
     def read(self, known: Known = unknown) -> Dict[str, SyncSample]:
-        """`known` tells those that keep their place."""
+        """`known` says which devices keep their entry."""
         waiting: Dict[str, Tuple[int, float]] = {}
         now = time.clock_gettime_ns(_CLOCK)
         earlier, self._user_s = self._user_s, {}
@@ -247,7 +247,7 @@ class SyncReader:
         return result
 
     def nothing(self, inflight: int = 0, oldest_s: float = 0.0) -> SyncSample:
-        """Of a device where no sync ended."""
+        """The reading of a device on which no sync ended."""
         commits = Histogram() if self._sees_sleep else None
         return SyncSample(inflight=inflight, oldest_s=oldest_s, commits=commits)
 
@@ -266,7 +266,7 @@ class SyncReader:
 
 
 def thread_state(tid: int) -> Optional[Tuple[str, float]]:
-    """A thread's state as proc(5) has it and its seconds in user mode; None: not to be had."""
+    """A thread's state as in proc(5) and its seconds in user mode; None if unavailable."""
     try:
         # Not /proc/TID/stat, which has the time of the whole process.
         with open(f"/proc/{tid}/task/{tid}/stat", "rb") as file:
@@ -277,7 +277,7 @@ def thread_state(tid: int) -> Optional[Tuple[str, float]]:
 
 
 class CgroupSyncReader:
-    """Syncs that were begun since the last read, by cgroup."""
+    """Syncs that began since the last read, by cgroup."""
 
     def __init__(self, cgroup_syncs: libbpf.Map) -> None:
         self._map = cgroup_syncs
@@ -308,7 +308,7 @@ class CgroupSyncReader:
 
 
 class TaskReader:
-    """Who dirtied how much and slept how long since the last read, by process."""
+    """Bytes dirtied and time slept since the last read, by process."""
 
     def __init__(self, dirtiers: libbpf.Map) -> None:
         self._map = dirtiers
@@ -370,9 +370,8 @@ class TaskReader:
     def _ranks(
         self, seen: Mapping[bytes, Tuple[int, int, int, int]], grown: Mapping[bytes, int]
     ) -> Dict[bytes, Tuple[bool, int, int]]:
-        """The smallest dirtiers go first: one that is active comes back without what it dirtied
-        until then. A quarter of the table is for the commits that wait longest.
-        """
+        """Ranks for removal: the smallest dirtiers first; an active one returns without its earlier
+        bytes. A quarter of the table is for the commits that wait longest."""
         if len(seen) <= self._map.max_entries // 2:
             return {}
         longest = heapq.nlargest(
@@ -383,7 +382,7 @@ class TaskReader:
 
 
 def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
-    """What cgroups did, of two readers."""
+    """The activity of cgroups from two readers."""
     merged = dict(one)
     for key, reading in other.items():
         merged[key] = merged.get(key, CgroupReading()) + reading
@@ -391,7 +390,7 @@ def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
 
 
 def _is_gone(tid: int) -> bool:
-    """Whether no thread has this number; not asked of /proc, which hidepid= hides."""
+    """Whether no thread has this number; not read from /proc, which hidepid= hides."""
     try:
         os.kill(tid, 0)
     except ProcessLookupError:

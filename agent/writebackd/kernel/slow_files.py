@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads kernel files that may wait for a lock, each in a thread that nobody waits for long."""
+"""Reads kernel files that may wait for a lock, each in a thread, with a short time limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by 
 
 
 def read(files: KernelFiles, directory: str, name: str) -> str:
-    """The file `name` in `directory`, whose files share a lock.
+    """The content of `name` in `directory`, whose files share a lock.
 
     Raises OSError, EBUSY among it where the kernel keeps it.
     """

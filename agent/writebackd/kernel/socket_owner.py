@@ -21,7 +21,7 @@ _STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 4 + 48 + 12
 
 
 def owners_are_known(listener: socket.socket) -> bool:
-    """Whether `tcp_peer_uid` works here, by a connection to a listener that does not block.
+    """Whether `tcp_peer_uid` works here, tested by connecting to a non-blocking listener.
 
     The first question may have the kernel load modules, and wait for their disk: ask it at the
     start, and none where this one had no answer.
@@ -36,7 +36,7 @@ def owners_are_known(listener: socket.socket) -> bool:
 
 
 def tcp_peer_uid(sock: socket.socket) -> Optional[int]:
-    """Who connected from this host; None: not known. The answer is there at once: never waits.
+    """The uid of a local client; None if unknown. Never waits.
 
     Only of a connection that the peer has not closed: after that the kernel says 0 of anybody's.
     """

@@ -49,7 +49,7 @@ def _natural(name: str) -> str:
 
 
 def _agreed(values: List[Optional[str]]) -> Optional[str]:
-    """The one known value, 'mixed' when they differ, None when none is known."""
+    """The only known value, 'mixed' if they differ, None if none is known."""
     known = {value for value in values if value is not None}
     if len(known) > 1:
         return "mixed"
@@ -58,7 +58,7 @@ def _agreed(values: List[Optional[str]]) -> Optional[str]:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """What the disk at the bottom says of itself."""
+    """Properties that a leaf disk reports."""
 
     devno: str
     rotational: Optional[bool]
@@ -69,7 +69,7 @@ class _Leaf:
 
 
 class _Scan:
-    """One pass over /sys; what has vanished meanwhile is left out."""
+    """One pass over /sys; devices that vanish meanwhile are skipped."""
 
     def __init__(self, files: KernelFiles, mounts: Sequence[Mount]) -> None:
         self._files = files
@@ -89,7 +89,7 @@ class _Scan:
         self.name = {devno: name for name, devno in self.devno.items()}
 
     def disk(self, name: str) -> str:
-        """The whole disk that a partition is on; any other name as it is.
+        """The whole disk of a partition; any other name unchanged.
 
         A partition's directory lies in its disk's, but so does that of an eMMC
         boot area (mmcblk0boot0), a disk of its own: the name decides.
@@ -132,7 +132,7 @@ class _Scan:
         return self._leaves[disk]
 
     def _counts(self, disk: str, mounted: bool, used: bool) -> bool:
-        """Whether pages can be dirty on this disk's own BDI."""
+        """Whether this disk's own BDI can have dirty pages."""
         if not mounted and (used or _NOT_A_RAW_DISK.match(disk)):
             return False
         size = self._files.try_read(f"/sys/block/{disk}/size")
@@ -258,7 +258,7 @@ class _Scan:
 
 
 def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
-    """Those that can move a BDI, each by the mount that a person would name: whole, then shortest.
+    """Filesystems on a BDI, each with the mount a person would name: whole, then shortest.
 
     Containers come and go by overlay and tmpfs mounts; none moves one.
     """
@@ -270,7 +270,7 @@ def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
 
 
 def scan(files: KernelFiles) -> Tuple[Device, ...]:
-    """Every device that can hold dirty pages for a disk, sorted by name. Never raises.
+    """All devices that can hold dirty pages for a disk, sorted by name. Never raises.
 
     These are block devices with a filesystem, btrfs filesystems, and block
     devices that nothing is mounted from or stacked upon (users of raw disks).
@@ -281,7 +281,7 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
 
 
 class _ScanResult(NamedTuple):
-    """What a scan came to."""
+    """The result of a scan."""
 
     mounts: Tuple[Mount, ...]  # those that can move a BDI
     devices: Tuple[Device, ...]
@@ -289,7 +289,7 @@ class _ScanResult(NamedTuple):
 
 
 class Topology:
-    """The devices as of the last scan, and who owns a device number."""
+    """The devices as of the last scan, and the device of each number."""
 
     def __init__(
         self,
@@ -317,13 +317,13 @@ class Topology:
 
     @property
     def problem(self) -> Optional[str]:
-        """Why disks that come or go are not seen; None when they are."""
+        """Why new or removed disks are not noticed; None if they are."""
         if self._scanning and self._clock() - self._began > _HANGS_S:
             return f"new disks are not detected: the scan of /sys has taken over {_HANGS_S:.0f} s"
         return self._error
 
     def refresh(self) -> bool:
-        """Take what a scan has found, and begin one if there is a reason; never waits.
+        """Use the result of a finished scan, and start one if needed; never waits.
 
         Whether the devices are others than before.
         """
@@ -341,17 +341,17 @@ class Topology:
         return changed
 
     def scan(self) -> bool:
-        """As `refresh`, but now, and waiting for it."""
+        """As `refresh`, but wait for the result."""
         self._scan()
         return self._take()
 
     def join(self, timeout_s: float) -> None:
-        """Until the scan that goes on has come to its end, or the time is over."""
+        """Wait until the running scan has ended, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def by_fs(self, st_dev: str) -> Optional[Device]:
-        """The device behind a superblock's number, or behind a disk or partition.
+        """The device for a superblock's number, or for a disk or partition.
 
         The latter serves filesystems of other mount namespaces and writers to
         the block device itself.
@@ -359,7 +359,7 @@ class Topology:
         return self._current.by_fs.get(st_dev)
 
     def close(self) -> None:
-        """Give back the watch on mounts; the uevent socket is its owner's."""
+        """Close the watch on mounts; the uevent socket belongs to the caller."""
         self._watch.close()
 
     @property

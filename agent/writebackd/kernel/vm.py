@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The global dirty limits: /proc/sys/vm/dirty_* and what /proc/vmstat makes of them.
+"""The global dirty limits: /proc/sys/vm/dirty_* and the thresholds in /proc/vmstat.
 
 Limit and background limit are a *pair* of files each, bytes and ratio: two
 forms of one setting.  Writing one form zeroes the other, and 0 is refused by
@@ -62,14 +62,14 @@ def in_words(limits: VmLimits) -> str:
 
 
 def _natural(value: int, name: str) -> int:
-    """`value`, if the kernel can have it: an unsigned long. Raises ValueError."""
+    """`value`, if the kernel accepts it: an unsigned long. Raises ValueError."""
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name}: {str(value)[:20]} is impossible")
     return value
 
 
 def read_limits(files: KernelFiles) -> VmLimits:
-    """The four files. Raises OSError, or ValueError where one is not a number."""
+    """The four files. Raises OSError, or ValueError if one is not a number."""
     # Four files are not read at one instant: a write in between shows as a pair
     # with both forms set (which the kernel never has) or none (a rare setting).
     for _ in range(2):
@@ -85,7 +85,7 @@ def write_lever(files: KernelFiles, lever: str, value: int) -> None:
 
 
 def write_pair(files: KernelFiles, pair: Pair, current: PairValue, wanted: PairValue) -> None:
-    """Bring `pair` from `current` to `wanted`, in the form of `wanted`.
+    """Change `pair` from `current` to `wanted`, in the form of `wanted`.
 
     Raises OSError with the kernel's errno.
     """
@@ -107,7 +107,7 @@ def _counter(counters: Mapping[str, str], name: str) -> int:
 
 
 def read_state(files: KernelFiles) -> VmState:
-    """The limits with their thresholds, and what is dirty now, in bytes.
+    """The limits with their thresholds, and the dirty pages, in bytes.
 
     The kernel computes both thresholds while /proc/vmstat is read: exact in bytes form,
     in ratio form from the memory of the moment.  A real-time reader sees a quarter of the
@@ -140,7 +140,7 @@ def read_state(files: KernelFiles) -> VmState:
 
 
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:
-    """What the kernel makes of a pair in bytes form, both in pages.
+    """The kernel's thresholds for a pair in bytes form, both in pages.
 
     It rounds up to pages, and takes half of the limit for a background limit
     that is not below it (global_dirty_limits()).
@@ -151,7 +151,7 @@ def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> T
 
 
 def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
-    """Where the thresholds in force are not those of the two limits; None if they are.
+    """How the thresholds in force differ from the two limits; None if they match.
 
     One page is allowed for.  The sysctl files are no proof: they read back what
     was written even where the kernel uses something else.
@@ -175,7 +175,7 @@ def page_size() -> int:
 
 
 def _cpus_online(files: KernelFiles) -> Optional[int]:
-    """From a list such as `0-3,8`; None where it cannot be read."""
+    """The number of CPUs in a list such as `0-3,8`; None if it cannot be read."""
     text = files.try_read("/sys/devices/system/cpu/online")
     try:
         ends = [part.split("-") for part in (text or "").split(",")]
