@@ -67,7 +67,7 @@ Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by logical device; None is
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """The one controller that COMMANDS were about. Raises ToolError."""
+    """The controller that COMMANDS asked about. Raises ToolError."""
     config, status = out.padded(outputs, COMMANDS)
     keys: Dict[str, out.Keys] = {"controller": {}, "battery": {}}
     volumes: List[Tuple[int, out.Keys]] = []
@@ -103,7 +103,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
 
 
 def count(output: str) -> int:
-    """How many controllers there are, by what any command says first; at most 64."""
+    """The number of controllers, from the first line of any command; at most 64."""
     for line in out.lines_of(output):
         if line.key == "controllers found":
             return min(out.MOST_CONTROLLERS, out.whole(line.value) or 0)
@@ -123,7 +123,7 @@ def _volume(
 
 
 def _mode(volume: table.Facts) -> Optional[CacheMode]:
-    """What it does now; the setting tells whether that has a condition."""
+    """The current mode; the setting tells whether that is conditional."""
     now = volume.state("write cache", MODES)
     setting = volume.state("write cache setting", MODES)
     if not volume.text("write cache"):
@@ -135,7 +135,7 @@ def _mode(volume: table.Facts) -> Optional[CacheMode]:
 
 
 def _works(output: str) -> Works:
-    """What is under way."""
+    """Background work in progress."""
     works: Works = {}
     kind, on, running = None, None, False
     for line in out.lines_of(output):

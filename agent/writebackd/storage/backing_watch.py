@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Keeps the daemon's view of arrays and caches current: threads read what there is of them."""
+"""Keeps the daemon's view of arrays and caches current: threads read their state."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Look = Callable[
 
 
 class BackingWatch:
-    """`seen` is what the last look found."""
+    """`seen` returns the result of the last look."""
 
     def __init__(
         self, files: KernelFiles, owner: int = 0, look: Optional[Look] = None,
         every_s: float = LOOK_S,
     ) -> None:
-        """`owner` is whose the collector's file has to be; `look` is the one at arrays."""
+        """`owner` must own the collector's file; the default `look` is the one at arrays."""
         self._files, self._owner = files, owner
         self._look, self._every_s = look or look_at_arrays, every_s
         self._thread: Optional[threading.Thread] = None
@@ -53,7 +53,7 @@ class BackingWatch:
         self.error: Optional[str] = None
 
     def seen(self, devices: Sequence[Device], now_s: float) -> Tuple[Backing, ...]:
-        """What is behind these devices, `now_s` being CLOCK_BOOTTIME; never waits.
+        """The storage behind these devices, `now_s` being CLOCK_BOOTTIME; never waits.
 
         Nothing is known before the first look, and of an earlier one while a look hangs.
         """
@@ -91,7 +91,7 @@ class BackingWatch:
 def look_at_arrays(
     files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    """A Look at what RAID tools and md say."""
+    """A Look at the reports of RAID tools and md."""
     matcher = Matcher(files, devices)
     backings: List[Backing] = []
     error = None
@@ -118,7 +118,7 @@ def look_at_arrays(
 def look_at_caches(
     files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    """A Look at what the kernel's caches hold."""
+    """A Look at the kernel's caches."""
     try:
         report = report_file.read(files.path(CACHES), owner)
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def look_at_caches(
 
 
 def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Backing, ...]:
-    """Both, without what the first say of a cache that the others read later."""
+    """Both, without array reports about a cache that has a newer reading of its own."""
     if not caches:
         return tuple(arrays)
     known = {(each.device, each.source) for each in caches}
@@ -148,13 +148,13 @@ def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Back
 def is_stale(
     report: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
 ) -> bool:
-    """Whether it says nothing of now: too old, or of another boot."""
+    """Whether the report is too old, or from another boot."""
     age_s = now_s - report.boottime_s
     return not (_is_of_this_boot(report, files) and -LOOK_S <= age_s <= stale_s)
 
 
 def slept(report: CollectorReport, files: KernelFiles) -> bool:
-    """Whether one that is too old is so for a suspend alone: the timer's clock stood still too."""
+    """Whether a report is old only because of a suspend, in which the timer did not run either."""
     if report.awake_s is None or not _is_of_this_boot(report, files):
         return False
     return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - report.awake_s <= STALE_S

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Follows how full bcache, dm-writecache and dm-cache are, and leaves it for the daemon.
+"""Follows the fill of bcache, dm-writecache and dm-cache, and writes it for the daemon.
 
 A program of its own (writebackd-raid --caches): dmsetup needs a device node that the daemon's
 sandbox hides, and bcache's files wait for a lock.

@@ -42,7 +42,7 @@ def collect(
     top: Path = Path("/"),
     leave: Callable[[CollectorReport], None] = lambda _: None,
 ) -> CollectorReport:
-    """Ask everybody; a tool gets `limit_s` seconds for each of its few questions.
+    """Ask all tools; each gets `limit_s` seconds for each of its few questions.
 
     `top` is as in `find`. `leave` is given what is known after each tool, as the next may take
     the run with it; what it raises ends the run.
@@ -67,7 +67,7 @@ def collect(
 
 
 def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> CollectorReport:
-    """And what those said `before` who were not asked yet; then all of it is as old as that."""
+    """Add the earlier answers of tools not asked yet; the whole report is then as old as those."""
     asked = {each.name for each in report.tools}
     rest = [each for each in before.tools if each.name not in asked] if before else []
     if before is None or not rest:
@@ -79,7 +79,7 @@ def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> 
 
 
 def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
-    """And what the kernel says, last: whoever reads its files may be held up with a disk."""
+    """Add what the kernel reports, last: reading its files may wait for a disk."""
     tools = []
     for name, controllers in (
         ("bcache", linux_storage.read_bcache(files)), ("md", linux_storage.read_md_journals(files)),
@@ -90,7 +90,7 @@ def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
 
 
 def parser() -> Parser:
-    """Its command line."""
+    """The command line parser."""
     made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, storcli2, perccli, perccli2, MegaCli, ssacli,"
@@ -114,7 +114,7 @@ def parser() -> Parser:
 
 
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
-    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`.
+    """0: written, whatever the tools said; 1: not written; 2: wrong usage. `top`: see `find`.
 
     With --caches 0: no cache is left; 1 also where tools fail and no cache is seen.
     """
@@ -160,7 +160,7 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
 
 
 def _earlier(files: KernelFiles, output: Path) -> Optional[CollectorReport]:
-    """What the last run left, if it can still be relied on."""
+    """The report of the last run, if it is still valid."""
     try:
         report = report_file.read(output, os.geteuid())
     except (OSError, ToolError):

@@ -47,7 +47,7 @@ _SECTOR = 512
 
 
 def parse_mdstat(text: str) -> Tuple[Volume, ...]:
-    """The arrays that are at work, or have a journal; speed is of each disk."""
+    """Arrays with background work or a journal; speed is per disk."""
     arrays: List[Volume] = []
     array: Optional[str] = None
     for line in text.split("\n")[: 16 * MOST_VOLUMES]:
@@ -67,7 +67,7 @@ def parse_mdstat(text: str) -> Tuple[Volume, ...]:
 
 
 def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
-    """Each bcache device with its mode, and what waits in the cache, which several may share."""
+    """Each bcache device with its mode and the dirty data in its cache, which several may share."""
     caches: Dict[str, Controller] = {}
     sets: Dict[str, str] = {}
     for name in files.listdir("/sys/block"):
@@ -100,7 +100,7 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
 
 
 def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
-    """The part of the cache that writes may fill."""
+    """The part of the cache that writes can fill."""
     buckets = whole(files.try_read(f"{here}/cache/cache0/nbuckets"))
     bucket = size_bytes(files.try_read(f"{here}/cache/cache0/bucket_size"), "B")
     if not buckets or not bucket:
@@ -110,13 +110,13 @@ def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
 
 
 def _thresholds(pairs: Iterable[Tuple[str, Optional[str]]]) -> Tuple[Threshold, ...]:
-    """Those that are numbers."""
+    """The thresholds that are numbers."""
     known = ((name, whole(text)) for name, text in pairs)
     return tuple(Threshold(name, value) for name, value in known if value is not None)
 
 
 def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
-    """Arrays with a journal, which holds writes back where it is told to."""
+    """Arrays with a journal, which delays writes in write-back mode."""
     arrays = []
     for array in parse_mdstat(files.try_read(MDSTAT) or ""):
         mode = _JOURNAL_MODES.get(_chosen(f"/sys/block/{array.disk}/md/journal_mode", files))
@@ -126,7 +126,7 @@ def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
 
 
 def _chosen(name: str, files: KernelFiles) -> str:
-    """Of "writethrough [writeback] none" in a file the one in brackets."""
+    """The word in brackets of a file such as "writethrough [writeback] none"."""
     match = re.search(r"\[([a-z-]{1,20})\]", files.try_read(name) or "")
     return match.group(1) if match else ""
 
@@ -134,7 +134,7 @@ def _chosen(name: str, files: KernelFiles) -> str:
 def parse_dmsetup(
     target: str, outputs: Sequence[str], disks: Dict[str, str]
 ) -> Tuple[Controller, ...]:
-    """From the output of DMSETUP, each with `target` behind it: "writecache" or "cache".
+    """From the output of DMSETUP, each followed by `target`: "writecache" or "cache".
 
     `disks` tells the kernel's names of devices. Raises ToolError.
 
@@ -151,7 +151,7 @@ def parse_dmsetup(
 
 
 def _targets(text: str) -> Dict[str, Sequence[str]]:
-    """Name -> what follows the name of the target, in "NAME: START LENGTH TARGET ...".
+    """Name -> the fields after the target's name, in "NAME: START LENGTH TARGET ...".
 
     Without any it says "No devices found".
     """

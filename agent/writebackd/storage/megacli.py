@@ -130,12 +130,12 @@ def _controller(adapter: _Adapter) -> Controller:
 
 
 def _address(facts: table.Facts) -> Optional[str]:
-    """In hexadecimal digits; it knows no domain but the first."""
+    """The PCI address from hexadecimal digits; only the first domain is known."""
     return out.pci_address(":".join(facts.text(each) for each in ("bus", "device", "function")))
 
 
 def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
-    """By the flags and the state: the worse counts, and what is not understood is not good."""
+    """By flags and state: the worse counts, and unknown words do not count as good."""
     if not facts.is_reported("replacement") and not facts.is_reported("battery"):
         return None
     flags = {
@@ -161,7 +161,7 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
 
 
 def _mode(facts: table.Facts) -> Optional[CacheMode]:
-    """The current policy: the default one is what it was told, not what it does."""
+    """The current policy: the default one is what was configured, not what is in effect."""
     words = [word.strip().lower() for word in facts.text("mode").split(",")]
     if "writethrough" in words:
         return CacheMode.WRITE_THROUGH
@@ -174,7 +174,7 @@ def _mode(facts: table.Facts) -> Optional[CacheMode]:
 
 
 def _works(keys: out.Keys) -> Tuple[ArrayWork, ...]:
-    """Below "Ongoing Progresses": `Check Consistency : Completed 13%, Taken 4 min.`"""
+    """Work below "Ongoing Progresses": `Check Consistency : Completed 13%, Taken 4 min.`"""
     return tuple(
         ArrayWork(kind, out.share(keys[title]))
         for title, kind in WORK.items()

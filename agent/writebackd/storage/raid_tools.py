@@ -41,7 +41,7 @@ ToolQuery = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Kind:
-    """A tool under all its names, the best first, and how it is asked. `ask` raises ToolError."""
+    """A tool with all its names, the best first, and how to query it. `ask` raises ToolError."""
 
     name: str
     programs: Tuple[str, ...]
@@ -53,7 +53,7 @@ class Kind:
 def _asked(
     tool: ModuleType, more: Callable[[str], Sequence[Sequence[str]]]
 ) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
-    """The first answer is needed; those to `more` add to it, where the tool knows the command.
+    """The first answer is required; those to `more` are added if the tool knows the command.
 
     A first command that fails is asked again without the words of RETRIES.
     """
@@ -84,7 +84,7 @@ def _without(command: Sequence[str], words: Sequence[str]) -> List[str]:
 
 
 def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
-    """What a tool says to each, up to one that hangs; empty where it does not know the command."""
+    """A tool's answer to each command, until one hangs; empty if it does not know the command."""
     outputs: List[str] = []
     for command in commands:
         try:
@@ -139,7 +139,7 @@ def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple
 
 
 def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
-    """All that are known. MegaCli comes behind the tools that took its place."""
+    """All known tools. MegaCli comes after the tools that replaced it."""
 
     def one(name: str, programs: Sequence[str], cards: str, more: int = 4) -> Kind:
         ask = _asked(storcli, lambda _: storcli.COMMANDS[1:more])
@@ -172,13 +172,13 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def search_path() -> Tuple[str, ...]:
-    """Directories in which tools are looked for."""
+    """Directories in which to look for tools."""
     own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
 
 def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optional[Path]:
-    """The program without any link in its path, if root (or we) alone may write it.
+    """The program with all links resolved, if only root (or we) may write it.
 
     It is run as root: also nobody else may put another in its place, so that all directories
     from `top` down have to be root's alone; `top` is what is trusted without them.
@@ -195,18 +195,18 @@ def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optio
 
 
 def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:
-    """The tools that are there, by name; `top` as in `find`."""
+    """The installed tools by name; `top` as in `find`."""
     directories = search_path()
     places = {kind.name: find(kind, directories, top) for kind in kinds(files)}
     return {name: path for name, path in places.items() if path is not None}
 
 
 class Hung(ToolError):
-    """A tool did not come back in time."""
+    """A tool exceeded its time limit."""
 
 
 def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
-    """What a program prints. Raises ToolError, when it hangs or prints too much; then it is killed.
+    """The output of a program. Raises ToolError if it hangs or prints too much; then it is killed.
 
     Its exit code tells nothing that its output does not: storcli fails where one drive of many
     cannot do what was asked.
@@ -227,7 +227,7 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
 def question(
     kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S
 ) -> Tuple[Tool, bool]:
-    """All that a tool is asked, what it said, and whether it hung with nothing said.
+    """A tool's answers to all questions, and whether it hung without an answer.
 
     Never raises, or one tool's strange answer would cost what all the others say.
     """

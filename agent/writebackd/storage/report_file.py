@@ -36,7 +36,7 @@ STALE_S = 35 * 60.0
 
 @dataclass(frozen=True)
 class Tool:
-    """What one tool said, or why it said nothing."""
+    """The answer of one tool, or why there is none."""
 
     name: str
     path: str
@@ -58,7 +58,7 @@ class CollectorReport:
 
 
 def begun(files: KernelFiles) -> CollectorReport:
-    """One that begins now."""
+    """A report that starts now."""
     return CollectorReport(
         wall_s=time.time(),
         boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -69,14 +69,14 @@ def begun(files: KernelFiles) -> CollectorReport:
 
 
 def encode(report: CollectorReport) -> bytes:
-    """As `decode` reads it."""
+    """The format that `decode` reads."""
     plain = dataclasses.asdict(report)
     text = json.dumps(plain, default=lambda each: each.value, separators=(",", ":"))
     return text.encode() + b"\n"
 
 
 def decode(data: bytes) -> CollectorReport:
-    """Raises ToolError."""
+    """Reverse `encode`. Raises ToolError."""
     if len(data) > MOST_FILE:
         raise ToolError(f"more than {MOST_FILE >> 10} KB")
     try:
@@ -90,7 +90,7 @@ def decode(data: bytes) -> CollectorReport:
 
 
 def write(report: CollectorReport, path: Path) -> None:
-    """In one step: whoever reads sees the old one or the new. Raises OSError."""
+    """Write in one step: readers see the old report or the new. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=".raid-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -104,7 +104,7 @@ def write(report: CollectorReport, path: Path) -> None:
 
 
 def read(path: Path, owner: int = 0) -> CollectorReport:
-    """The file, which has to be `owner`'s alone to write. Raises ToolError, OSError."""
+    """The report, which only `owner` may be able to write. Raises ToolError, OSError."""
     # A fifo put there would hold an open() for ever.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
@@ -117,7 +117,7 @@ def read(path: Path, owner: int = 0) -> CollectorReport:
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a `kind`, built anew. Raises ToolError naming the place."""
+    """`value` as a `kind`, rebuilt. Raises ToolError naming the place."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Union:
         (inner,) = (each for each in args if each is not type(None))

@@ -43,7 +43,7 @@ _FIRST = ("slot", "bus interface", "controller status", "size", "fault tolerance
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS. Raises ToolError."""
+    """Parse the output of COMMANDS. Raises ToolError."""
     sections: List[Tuple[str, out.Keys, List[out.Keys]]] = []
     section: Optional[out.Keys] = None
     indent: Optional[int] = None  # of the section's keys

@@ -76,7 +76,7 @@ Answer = Tuple[Optional[int], Any]  # number of the controller, its response dat
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS; the later ones may be empty. Raises ToolError."""
+    """Parse the output of COMMANDS; the later ones may be empty. Raises ToolError."""
     shown, *others = outputs or ("",)
     answers, failures = _answers(out.read_json(shown, strict=False))
     more: List[Answer] = []
@@ -96,7 +96,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
 
 
 def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
-    """What controllers said, and what others failed with. Raises ToolError."""
+    """The answers of controllers, and the failures of others. Raises ToolError."""
     if not isinstance(top, dict) or not isinstance(top.get("Controllers"), list):
         raise ToolError("no list of controllers")
     answers: List[Answer] = []
@@ -153,7 +153,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
 
 
 def _volumes(data: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any], str, Optional[int]]]:
-    """(row, drive group, number) of each: of "DG/VD": "0/239" the latter is its SCSI target."""
+    """(row, drive group, number) of each; in a "DG/VD" of "0/239" the latter is its SCSI target."""
     for row in out.rows(data.get("VD LIST")):
         group, _, number = out.word(row, "DG/VD").partition("/")
         yield row, group, out.whole(number)
@@ -178,7 +178,7 @@ def _volume(
 def _protection(
     facts: table.Facts, packs: Sequence[table.Facts], needed: bool
 ) -> Optional[Protection]:
-    """By what the battery says of itself, and the controller of it: the worse counts.
+    """From the battery's state and the controller's view of it: the worse counts.
 
     None is missed where none is `needed`: a controller without a cache is sold without a battery.
     """
@@ -208,7 +208,7 @@ def _protection(
 
 
 def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> Works:
-    """What is done to each volume of one controller."""
+    """The work on each volume of one controller."""
     by_volume: Works = {}
     drives = {out.word(row, "EID:Slt"): row for row in out.rows(data.get("PD LIST"))}
     rebuilt: Dict[str, Optional[float]] = {
@@ -244,7 +244,7 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
 
 
 def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
-    """(volume, what the kernel calls it)."""
+    """(volume, the kernel's name)."""
     for answer in more:
         for each in out.rows(out.under(answer).get("Virtual Drives")):
             info = each.get("VD Info")

@@ -33,7 +33,7 @@ WORK: table.Words[str] = (
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS: the list, then each controller's units. Raises ToolError."""
+    """Parse the output of COMMANDS: the list, then each controller's units. Raises ToolError."""
     controllers: List[table.Facts] = []
     units: Dict[int, List[table.Facts]] = {}
     for number, text in enumerate(outputs):
@@ -52,14 +52,14 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
 
 
 def more(listed: str) -> List[Tuple[str, ...]]:
-    """The commands for the units of each controller in a list."""
+    """The commands for the units of each controller in the list."""
     matches = (re.match(r"c([0-9]{1,3}) ", line.text) for line in out.lines_of(listed))
     numbers = [each.group(1) for each in matches if each][: out.MOST_CONTROLLERS]
     return [tuple(word.format(number=each) for word in COMMANDS[1]) for each in numbers]
 
 
 def _rows(text: str) -> Iterator[out.Keys]:
-    """The rows of tables; one whose columns are not those of the heading says nothing."""
+    """The rows of tables; those whose columns do not match the heading are skipped."""
     heading: List[str] = []
     for line in out.lines_of(text):
         cells = line.text.split()
