@@ -20,7 +20,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True)
 class AlertEvent:
-    """Something that a person is to be told once.
+    """Something to notify people about once.
 
     `alert` is as it is now, at an end as it was seen last; `before` as it was told the time
     before, where it changed. `id` is the same from begin to end.
@@ -34,7 +34,7 @@ class AlertEvent:
 
     @property
     def changed(self) -> str:
-        """What changed, in words; empty where nothing did."""
+        """The changes in words; empty without any."""
         if self.before is None:
             return ""
         said = []
@@ -56,7 +56,7 @@ class _Standing:
 
 
 class Tracker:
-    """Remembers what stands.
+    """Remembers the active alerts and what was reported of them.
 
     Numbers move in every tick, and so does who is the heaviest of several culprits: neither
     is worth a word. Severity and cause are, and the first culprit that is found. An alert
@@ -72,7 +72,7 @@ class Tracker:
     def tell(
         self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
     ) -> Tuple[AlertEvent, ...]:
-        """What happened since the last call; of two alerts with one key the first counts.
+        """The events since the last call; of two alerts with one key the first counts.
 
         `hidden` stand as well, and another one explains them: those that had begun have not
         ended, and no other begins.
@@ -112,7 +112,7 @@ class Tracker:
         return (*ended, *events)
 
     def standing(self, wall_s: float) -> Tuple[AlertEvent, ...]:
-        """What stands, as begun, for somebody who comes to know of it only now."""
+        """The active alerts as begin events, for a route that starts only now."""
         return tuple(
             AlertEvent(EventKind.BEGIN, each.id, each.alert, wall_s)
             for each in self._standing.values()

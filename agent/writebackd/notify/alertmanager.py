@@ -37,7 +37,7 @@ Post = Callable[[str, bytes, float], Answer]
 
 
 def labels_of(alert: Alert, host: str) -> LabelSet:
-    """What does not move while the alert is the same, and severity, which receivers go by.
+    """The constant parts of an alert, and severity, by which receivers are chosen.
 
     When that rises it is another alert to Alertmanager; the set it had is resolved.
     """
@@ -53,7 +53,7 @@ def labels_of(alert: Alert, host: str) -> LabelSet:
 
 
 def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
-    """All that moves: the numbers, who, what was done."""
+    """The parts that change: numbers, culprits, what was done."""
     culprits = "; ".join(who(each) for each in alert.culprits[:_MOST_CULPRITS])
     annotations = {
         "summary": line(alert.summary),
@@ -66,7 +66,7 @@ def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
 
 
 class Alertmanager(Route):
-    """One server; several have a route each, so that a dead one delays no other.
+    """One server; several have a route each, so that a dead one does not delay the others.
 
     All that stands goes in one message: at once when something begins, ends or changes its
     labels, else every `resend_s`.
@@ -115,7 +115,7 @@ class Alertmanager(Route):
         self._send, self._backoff = other._send, other._backoff
 
     def _count_waiting(self) -> int:
-        """While it is dead that is what it does not know; else nothing waits."""
+        """Count what a dead server has not received; otherwise nothing waits."""
         return len(self._active) + len(self._ended) if self._error is not None else 0
 
     def _run(self) -> None:
@@ -143,7 +143,7 @@ class Alertmanager(Route):
             self._pause(wait_s, news)
 
     def _body(self, now_s: float) -> List[Dict[str, Any]]:
-        """All alerts to send at `now_s` (wall clock), those that ended included."""
+        """All alerts to send at `now_s` (wall clock), including ended ones."""
         until_s = now_s + _LIVES * self._resend_s
         body = [self._entry(labels, alert, until_s) for labels, alert in self._active.items()]
         for labels, (alert, end_s, _) in self._ended.items():
@@ -178,7 +178,7 @@ class Alertmanager(Route):
         return True
 
     def _keep_ended(self, sent: List[LabelSet]) -> None:
-        """Say it for as long as Alertmanager might still hold our last endsAt for true."""
+        """Resend ended alerts while Alertmanager may still believe our last endsAt."""
         now = time.monotonic()
         with self._lock:
             for labels in sent:
@@ -191,7 +191,7 @@ class Alertmanager(Route):
                     del self._ended[labels]
 
     def _pause(self, seconds: float, news: int) -> None:
-        """Until it is time to resend; news end it, but not a pause before another try."""
+        """Wait until the next resend; news end the wait, but not a pause after a failure."""
         until = time.monotonic() + seconds
         while not (self._closing or self._replaced) and time.monotonic() < until:
             self._rest(until - time.monotonic())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One HTTP POST with a time limit on the whole; http.client has one only for each read.
+"""One HTTP POST with a total time limit; http.client has only one for each read.
 
 A server that answers a byte every nine seconds keeps a limit of ten from ever running out.
 It also saves the 3 MB of http.client and ssl where no https is asked for.
@@ -16,7 +16,7 @@ _MOST = 16384  # bytes of an answer that are looked at
 
 
 class Answer(NamedTuple):
-    """The status code, and the start of what was said with it."""
+    """The status code, and the start of the body."""
 
     status: int
     text: str
@@ -43,7 +43,7 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """The first address that answers: localhost is ::1 as well, where few listen."""
+    """Connect to the first address that answers: localhost is also ::1, where few listen."""
     error: OSError = OSError("the name has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):

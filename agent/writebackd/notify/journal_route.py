@@ -28,14 +28,14 @@ _LEVEL = {2: logging.CRITICAL, 4: logging.WARNING, 5: logging.INFO}
 
 
 def journal_route(runbook: str) -> QueuedRoute:
-    """Where there is no journald, the log is told."""
+    """A route to the journal, or to the log if there is no journald."""
     native = journald.is_there()
     target = journald.SOCKET if native else "the log"
     return QueuedRoute("journal", target, partial(_send, runbook, native))
 
 
 def _send(runbook: str, native: bool, event: AlertEvent) -> None:
-    """Raises OSError."""
+    """Send the event to the journal. Raises OSError."""
     entry = fields(event, runbook)
     if native:
         journald.send(entry)
@@ -75,7 +75,7 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
 
 
 def _facts(alert: Alert) -> Dict[str, str]:
-    """FACT_SYNC_RATE=12.5 and so on; letters that a field's name may have."""
+    """FACT_SYNC_RATE=12.5 and so on, with the letters allowed in field names."""
     facts = alert.evidence.facts if alert.evidence is not None else ()
     return {
         f"FACT_{name.upper()}": f"{value:g}"
@@ -85,7 +85,7 @@ def _facts(alert: Alert) -> Dict[str, str]:
 
 
 def _culprit(culprit: Culprit) -> Dict[str, str]:
-    """The heaviest one.
+    """Fields for the heaviest culprit.
 
     With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows that
     backup.service is to blame.

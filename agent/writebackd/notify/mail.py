@@ -29,7 +29,7 @@ def _send(
 
 
 def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> bytes:
-    """The mail, headers included.
+    """The mail with its headers.
 
     What comes from elsewhere (names of processes and devices) has no line ends left by
     alert_text.line, and EmailMessage refuses a header that has one.
@@ -60,7 +60,7 @@ def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> by
 
 
 def body(event: AlertEvent, host: str, runbook: str) -> List[str]:
-    """What somebody needs at 3 AM, most needed first."""
+    """The text of the mail, the most urgent information first."""
     alert = event.alert
     since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(alert.since_s))
     lines = [headline(event), "", f"host     {line(host)}", f"since    {since}"]
