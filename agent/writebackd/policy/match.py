@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Matches policies to this host: scores their [match] rules and gives the evidence.
+"""Matches policies to this host: scores their [match] rules and reports the evidence.
 
 Pure but for `choose`, which reads the policies.
 """
@@ -27,7 +27,7 @@ NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one rule."""
+    """The result of one rule."""
 
     rule: str  # the key
     wanted: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How well one policy fits; `points` of the rules that hold, `least` from which it fits."""
+    """How well a policy fits; `points` of matching rules, `least` needed to fit."""
 
     name: str
     summary: str
@@ -49,18 +49,18 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """A policy without rules has no points and needs some: it fits nobody."""
+        """A policy without rules has no points and needs some, so it never fits."""
         return self.points >= self.least
 
     @property
     def runs(self) -> bool:
-        """Whether services that say so run."""
+        """Whether the services in its rules run."""
         return any(each.rule == "services" and each.holds for each in self.findings)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The policy for a host, and how all of them did, the best first."""
+    """The policy for a host, and the scores of all policies, the best first."""
 
     policy: Policy
     verdicts: Tuple[Verdict, ...]
@@ -68,13 +68,13 @@ class Choice:
 
     @property
     def runner_up(self) -> Optional[Verdict]:
-        """Of the others, the one with the most points, fitting or not."""
+        """The policy with the next most points, fitting or not."""
         others = [each for each in self.verdicts if each.name != self.policy.name and each.points]
         return others[0] if others else None
 
 
 def judge(policy: Policy, facts: HostFacts) -> Verdict:
-    """Points and evidence of one policy on a host with these facts."""
+    """Points and evidence of one policy for a host with these facts."""
     findings = []
     for key in KEYS:
         rule = policy.value(key) if key.section == "match" else None
@@ -87,7 +87,7 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
 
 
 def rank(verdicts: Iterable[Verdict]) -> Tuple[Verdict, ...]:
-    """The best first: those that fit, by points; of equals the one that asks for more, by name."""
+    """Best first: fitting ones, by points; ties by the points they need, then by name."""
     return tuple(
         sorted(verdicts, key=lambda each: (not each.fits, -each.points, -each.least, each.name))
     )
@@ -160,7 +160,7 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
 
 
 def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
-    """The policy as it is when nobody named it: a pace that only a shipped file wants is off.
+    """The policy for a host that did not name it: without a pace only shipped files want.
 
     It reaches into other people's units. That a host looks like a class is no leave for that.
     """
@@ -176,7 +176,7 @@ def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
 
 
 def _with_services(verdict: Verdict) -> Verdict:
-    """The verdict with its services taken for running, where they are all that it lacks."""
+    """The verdict with its services assumed to run, if nothing else is missing."""
     findings = tuple(
         replace(each, holds=True, evidence=f"{each.wanted} (not now)")
         if each.rule == "services" and not each.holds
@@ -197,7 +197,7 @@ def _score(verdict: Verdict) -> str:
 def _look(
     name: str, rule: Union[Rule, MemoryRule], facts: HostFacts, policy: Policy
 ) -> Tuple[Optional[bool], str]:
-    """Whether a rule holds, and by what that is seen."""
+    """Whether a rule matches, and the evidence."""
     if isinstance(rule, MemoryRule):
         return _memory(rule, facts.memory_bytes)
     words = rule.words
@@ -221,7 +221,7 @@ def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], st
 
 
 def _only_watches(policy: Policy) -> bool:
-    """Whether its own file says `observe`; a drop-in says it of a roll-out, not of the class."""
+    """Whether its own file says `observe`; in a drop-in that is a roll-out, not the class."""
     origin = Path(policy.origins["policy", "mode"].rpartition(":")[0])
     return policy.mode == "observe" and not origin.parent.name.endswith(".conf.d")
 
@@ -262,7 +262,7 @@ def _virtualisation(words: Sequence[str], facts: HostFacts) -> Tuple[Optional[bo
 def _any_disk(
     what: str, known: Sequence[Tuple[str, Optional[str]]], globs: Sequence[str]
 ) -> Tuple[Optional[bool], str]:
-    """Whether a disk has one of these drivers, or caches; ``known`` are its name and its own."""
+    """Whether a disk has one of these drivers, or caches; ``known`` has their names and values."""
     if not known:
         return None, "no disk is known"
     disks = [f"{name}: {own}" for name, own in known

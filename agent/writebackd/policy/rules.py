@@ -40,7 +40,7 @@ class MemoryRule:
 
 
 def format_rule(rule: object) -> str:
-    """``40: nvme virtio_blk``; empty for None, which is no rule."""
+    """``40: nvme virtio_blk``; empty for None, a missing rule."""
     return f"{rule.points}: {rule}" if isinstance(rule, (Rule, MemoryRule)) else ""
 
 
@@ -59,7 +59,7 @@ def _split(text: str, example: str) -> Tuple[int, str]:
 def _rule(
     example: str, parse_words: Callable[[str], Tuple[str, ...]]
 ) -> Callable[[str], Optional[Rule]]:
-    """A parser of rules; None for no text; it raises UnitError."""
+    """A parser of rules; None for empty text; it raises UnitError."""
 
     def parse(text: str) -> Optional[Rule]:
         if not text:

@@ -22,7 +22,7 @@ WEEK = 7 * DAY
 
 @dataclass(frozen=True)
 class When:
-    """Opens on `days` (0 is Monday) at `begin`, minutes of the day; `end` may be the day after."""
+    """Opens on `days` (0 is Monday) at `begin`, minutes of the day; `end` may be a day later."""
 
     days: Tuple[int, ...]  # ascending, each once
     begin: int  # 0 to 1439
@@ -30,7 +30,7 @@ class When:
 
     @property
     def spans(self) -> Tuple[Tuple[int, int], ...]:
-        """When it is open, as ``[begin, end)`` in minutes of the week, ascending and apart."""
+        """When it is open, as ``[begin, end)`` in minutes of the week, ascending and disjoint."""
         length = self.end - self.begin if self.end > self.begin else self.end + DAY - self.begin
         spans: List[Tuple[int, int]] = []
         for day in self.days:
@@ -46,7 +46,7 @@ class When:
         return tuple(joined)
 
     def end_of(self, minute: int) -> Optional[int]:
-        """When it closes, if it is open at this minute of the week; above WEEK: the week after."""
+        """When it closes, if it is open at this minute of the week; above WEEK: next week."""
         spans = self.spans
         end = next((end for begin, end in spans if begin <= minute < end), None)
         if end == WEEK and spans[0][0] == 0:
