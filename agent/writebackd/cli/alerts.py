@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb alerts: text, JSON, and the answer to Nagios."""
+"""The verb alerts: text, JSON, and output for Nagios."""
 
 from __future__ import annotations
 
@@ -73,20 +73,20 @@ def alerts(options: argparse.Namespace) -> int:
 
 
 def unknown(why: str) -> int:
-    """A plugin's answer where it cannot tell, on standard output; its exit code."""
+    """Print the state of a plugin that cannot tell; returns its exit code."""
     show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
     return _UNKNOWN
 
 
 def _meant(device: Optional[str], response: Optional[Json]) -> Optional[List[str]]:
-    """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
+    """Names of the devices to show; None: all. An unknown device may have past alerts."""
     if device is None:
         return None
     return (response and response["devices"]) or [kernel_name(device)]
 
 
 def _of(alerts: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
-    """Those of these devices and of the whole host."""
+    """The alerts of these devices and of the whole host."""
     return [
         each for each in alerts
         if devices is None or each["device"] is None or each["device"] in devices
@@ -112,7 +112,7 @@ def _past(
 
 
 def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
-    """Exit code and output of a Nagios plugin: a line, figures behind a bar, then the rest."""
+    """Exit code and output of a Nagios plugin: a line with figures after a bar, then the rest."""
     critical = sum(each["severity"] == "critical" for each in active)
     code = _CRITICAL if critical else _WARNING if active else _OK
     said = [
@@ -138,7 +138,7 @@ def render(
     columns: int = 80,
     colour: bool = False,
 ) -> str:
-    """One paragraph for each that stands, one line for each that was; None: nobody to ask."""
+    """A paragraph for each active alert, a line for each past one; None: no daemon."""
     paint = Paint(colour)
     lines: List[str] = []
     if active is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb calibrate: measures a disk with loads of its own, and keeps the result."""
+"""The verb calibrate: measures a disk under its own loads, and stores the result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_standing(history: Path, device: str) -> None:
-    """Raises Refused for an alert that stood when the daemon ended, and that no flood explains."""
+    """Raises Refused if an alert was active when the daemon ended that no flood explains."""
     try:
         starts = [each.wall_s for each in read_history(history) if each.kind == "start"]
         past = past_json(read_alerts(history, MAX_ALERTS), ())
@@ -86,7 +86,7 @@ def _refuse_standing(history: Path, device: str) -> None:
 
 
 class _CalibrationRun:
-    """How far it has come."""
+    """The progress of a calibration."""
 
     def __init__(
         self, options: argparse.Namespace, device: Device, budget: Budget, policy: Policy
@@ -147,7 +147,7 @@ class _CalibrationRun:
     # ---- what is kept --------------------------------------------------------
 
     def _keep(self, result: Result) -> List[str]:
-        """For the daemon's next start and `recommend`; what went wrong with that."""
+        """Store for the daemon's next start and `recommend`; returns the error, if any."""
         if self._calibration.problem or not result.drain_rate:
             return []
         if self._device.identity is None:

@@ -21,11 +21,11 @@ _TIMEVAL = struct.Struct("ll")
 
 
 class NoDaemon(CommandError):
-    """Nobody listens on the socket."""
+    """No process listens on the socket."""
 
 
 class NoAnswer(CommandError):
-    """Somebody listens, but does not answer in time."""
+    """A process listens, but does not answer in time."""
 
 
 def request(
@@ -64,7 +64,7 @@ def request(
 
 
 def _left_by_it(runtime_dir: Path) -> str:
-    """What to do, which is more where the daemon is gone and its limits stand."""
+    """What to do; more if the daemon is gone and its limits are still set."""
     # Imported here: the start-up time is imports, and mostly there is a daemon.
     from writebackd.actuate.ledger import LedgerError
     from writebackd.actuate.ledger_restore import left_in_force

@@ -222,7 +222,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
 
 
 class _Chooser:
-    """Chooses the policy of this host, and remembers which."""
+    """Chooses the policy for this host, and remembers its name."""
 
     def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
         self._config_dir = config_dir
@@ -274,7 +274,7 @@ class _Rematch:
 
 
 class _Frames(logging.Formatter):
-    """Traces without source lines: `traceback` reads those from the disk that may hang."""
+    """Traces without source lines: `traceback` reads those from the disk, which may hang."""
 
     def formatException(self, ei: Any) -> str:
         frames = [
@@ -285,7 +285,7 @@ class _Frames(logging.Formatter):
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):
-    """Never blocks the loop and never prints a traceback: a full queue drops."""
+    """Never blocks the loop and never prints a traceback: drops records if its queue is full."""
 
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
@@ -296,7 +296,7 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 
 def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener:
-    """Log through a thread: a stuck terminal or journal must not stop the loop."""
+    """Log in a thread: a stuck terminal or journal must not stop the loop."""
     target: logging.Handler = logging.StreamHandler()
     if not os.environ.get("JOURNAL_STREAM"):
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -317,7 +317,7 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
 
 
 def _stop_logging(listener: logging.handlers.QueueListener) -> None:
-    """Let the last lines out, but do not wait for a stuck terminal for ever."""
+    """Write the last lines, but do not wait for ever for a stuck terminal."""
 
     def stop() -> None:
         with contextlib.suppress(queue.Full):
@@ -342,14 +342,14 @@ def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
 
 
 class _Screen:
-    """Draws the status from a thread: Ctrl-S or a dead ssh must not stop the loop."""
+    """Draws the status in a thread: Ctrl-S or a dead ssh must not stop the loop."""
 
     def __init__(self) -> None:
         self._next: "queue.Queue[Snapshot]" = queue.Queue(1)
         threading.Thread(target=self._run, name="screen", daemon=True).start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw this one next; it is dropped while the terminal does not take the last."""
+        """Draw this screen next; dropped while the terminal has not taken the last one."""
         with contextlib.suppress(queue.Full):
             self._next.put_nowait(snapshot)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
+"""Programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
 
 In children: syncfs(2) cannot be interrupted, nor can the flush of a cache, and a process with a
 thread in it does not end.
@@ -23,7 +23,7 @@ _DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
 
 
 class Child:
-    """A program that writes something out; `of` is what, for people."""
+    """A program that writes something out; `of` names it for display."""
 
     def __init__(self, of: str, *argv: str) -> None:
         self._of, self._program, self._problem = of, argv[0], ""
@@ -43,7 +43,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def problem(self) -> str:
-        """Of one that has ended; empty: none."""
+        """The error of a child that has ended; empty without one."""
         if self._process is not None and self._process.returncode and not self._problem:
             said = self._process.communicate()[1].strip().partition("\n")[0]
             said = said or f"{self._program} ended with {self._process.returncode}"
@@ -51,7 +51,7 @@ class Child:
         return self._problem
 
     def leave(self) -> None:
-        """It ends once the kernel lets it; nobody waits for that."""
+        """Stop waiting for it; it ends once the kernel lets it."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.terminate()
@@ -59,7 +59,7 @@ class Child:
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Ctrl-C within it comes at its end, when what was started can be told to end.
+    """Delay Ctrl-C to the end of the block, when everything started can be ended.
 
     No mask: children would inherit it.  Raises KeyboardInterrupt.  Where a shell has it ignored
     (`drain &` in a script), it stays so.
@@ -78,7 +78,7 @@ def interrupted_later() -> Iterator[None]:
 
 
 def is_mounted(mount: str, devno: str) -> bool:
-    """Whether the path leads to this filesystem here: another mount may hide it.
+    """Whether the path leads to this filesystem: another mount may hide it.
 
     As the kernel goes along it, from each mount to the first one on that. open(2) would do so as
     well, and wait for ever where a server above it is gone.
@@ -104,12 +104,12 @@ def sync_filesystem(mount: str) -> Child:
 
 
 def sync_all() -> Child:
-    """Of the host; sync(2) tells no errors."""
+    """Sync the host; sync(2) reports no errors."""
     return Child("all disks", "sync")
 
 
 def sync_nodes(name: str) -> List[Child]:
-    """Of a disk and its partitions; none where /dev lacks one of them.
+    """Sync a disk and its partitions; does nothing if /dev lacks one of them.
 
     Pages of a node are apart from those of the filesystem on it. fsync(2) writes the former;
     BLKFLSBUF the latter, wherever it is mounted, but tells no errors of it since Linux 6.6.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb drain: writes out what is dirty, the page cache first, then the write caches below.
+"""The verb drain: writes out dirty data, first the page cache, then the write caches below.
 
 The daemon lowers the limits, for as long as it is asked to once a second, and has bcache write out.
 sync(1), blockdev(8) and dmsetup(8) do the rest, see drain_children.py.
@@ -65,7 +65,7 @@ def drain(options: argparse.Namespace) -> int:
 
 
 class _DrainRun:
-    """How far it has come."""
+    """The progress of a drain."""
 
     def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
         self._options, self._begun = options, begun
@@ -119,7 +119,7 @@ class _DrainRun:
             self._syncs.append(sync_all())
 
     def follow(self) -> None:
-        """Until nothing is left, or nothing more can be done."""
+        """Repeat until nothing is left, or nothing more can be done."""
         limit_s = self._options.timeout
         while not self.outcome:
             self._ask()
@@ -138,7 +138,7 @@ class _DrainRun:
             self._wait(limit_s)
 
     def _wait(self, limit_s: Optional[float]) -> None:
-        """A second, or until sync has ended or the drain times out."""
+        """Wait a second, or until sync has ended or the drain times out."""
         until_s = time.monotonic() + _ASK_S
         if limit_s is not None:
             until_s = min(until_s, self._begun_s + limit_s)
@@ -149,7 +149,7 @@ class _DrainRun:
                 return
 
     def _ask(self) -> None:
-        """Renew the order, and see how far it is. Raises CommandError where the daemon is gone."""
+        """Renew the order, and get its progress. Raises CommandError if the daemon is gone."""
         with contextlib.suppress(NoAnswer):  # busy: the lease is for several of these
             renewed = self._order("renew")
             if not renewed["devices"] and not self._lost:
@@ -181,7 +181,7 @@ class _DrainRun:
             self._rate = rate if self._rate is None else (self._rate + rate) / 2
 
     def _rows(self) -> List[Dict[str, Any]]:
-        """The devices of the drain that are still there."""
+        """The drained devices that still exist."""
         names = self._begun["devices"]
         return [
             row for row in self._status.get("devices", ())
@@ -191,7 +191,7 @@ class _DrainRun:
     # ---- write caches ----------------------------------------------------
 
     def _caches_are_done(self) -> bool:
-        """Whether to end: they are empty, one of them stopped draining, or a device is gone."""
+        """Whether all are empty, one has stopped draining, or a device is gone."""
         assert self._synced_s is not None
         if self._gone:
             self.outcome = "gone"
@@ -248,7 +248,7 @@ class _DrainRun:
         sys.stdout.flush()
 
     def _progress(self, terminal: bool) -> str:
-        """Of dirty pages the kernel counts those of the host, not of a device."""
+        """The kernel counts dirty pages of the host, not of a device."""
         memory = self._status["memory"]
         if self._synced_s is None:
             what, left = "dirty (host)", float(memory["dirty_bytes"] + memory["writeback_bytes"])
@@ -278,7 +278,7 @@ class _DrainRun:
     # ---- the end -----------------------------------------------------------
 
     def release(self) -> None:
-        """Nobody waits for sync any more, and the limits are decided again or held."""
+        """Stop waiting for sync; the limits are decided again, or held."""
         for child in (*self._syncs, *self._flushes.values()):
             child.leave()
         if self._lost:

@@ -32,7 +32,7 @@ _DELAYACCT = "/proc/sys/kernel/task_delayacct"
 
 @dataclass(frozen=True)
 class Wait:
-    """One process; `share` is seconds waited per second over all its threads, None: unknown."""
+    """One process; `share` is seconds waited per second by all its threads, None: unknown."""
 
     pid: int
     name: str
@@ -43,7 +43,7 @@ class Wait:
 
 
 class Delays:
-    """Block-IO delay of whole processes, in seconds since they began.
+    """Block-IO delay of whole processes, in seconds since their start.
 
     `note` says what stands in the way, None when nothing does.
     """
@@ -70,7 +70,7 @@ class Delays:
             self._give_up(_in_words(error))
 
     def of(self, pid: int) -> Optional[float]:
-        """None when the process is gone, or nothing can be told."""
+        """None if the process is gone, or its delay is unavailable."""
         if self._stats is None:
             return None
         try:
@@ -91,7 +91,7 @@ class Delays:
 
 
 class Waits:
-    """Looks at the processes of this host, now and then."""
+    """Samples the processes of this host at intervals."""
 
     def __init__(self, delays: Optional[Delays] = None) -> None:
         self._delays = delays or Delays()
@@ -103,7 +103,7 @@ class Waits:
         return self._delays.note
 
     def read(self, first: Sequence[int] = ()) -> List[Wait]:
-        """Those that waited since they were last asked, the longest first; `first` are pids."""
+        """Processes that waited since the last call, the longest first; `first` are pids."""
         processes = [
             each
             for each in psutil.process_iter(["pid", "ppid", "name", "status", "create_time"])
@@ -126,7 +126,7 @@ class Waits:
         self._delays.close()
 
     def _in_turn(self, processes: List[Any], urgent: List[Any]) -> List[Any]:
-        """All that are not urgent, from where the last look ended."""
+        """All processes that are not urgent, from where the last look ended."""
         others = [each for each in processes if each not in urgent]
         if others:
             self._next %= len(others)
@@ -164,7 +164,7 @@ def _open() -> Any:
 
 
 def _ask(stats: Any, pid: int) -> Any:
-    """As TaskStats.get_pid_stat(), but of all threads: databases wait in those."""
+    """As TaskStats.get_pid_stat(), but for all threads: databases wait in those."""
     from pyroute2.netlink import NLM_F_REQUEST
     from pyroute2.netlink.taskstats import TASKSTATS_CMD_GET, tcmd
 

@@ -93,7 +93,7 @@ def _left_out(around: Surroundings) -> List[str]:
 
 
 def _problems(text: str, options: argparse.Namespace) -> List[str]:
-    """What keeps a daemon from starting with the drop-in, as a part of every policy or -o's."""
+    """Errors that would keep a daemon from starting with the drop-in in any policy, or in -o's."""
     place = str(options.output)
     if drop_in_of(place) is None:
         place = f"{search_dirs(options.config_dir)[-1]}/{SITE_NAME}.conf.d/50-recommend.conf"
@@ -121,7 +121,7 @@ def _earlier(output: Optional[Path]) -> str:
 
 
 def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Surroundings]:
-    """Everything that is read; `earlier` is the text that is about to be replaced."""
+    """Read all inputs; `earlier` is the text that will be replaced."""
     files, now_s = KernelFiles(), time.time()
     # Each weekday has its jobs.
     options.since = options.since or "7d"
@@ -190,7 +190,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
 
 
 def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
-    """The active profiles; in place of one that is ours, what it includes.
+    """The active profiles; ours is replaced by the profiles it includes.
 
     tuned leaves out a profile that includes itself, without a word: the one below would be lost.
     Raises CommandError where that would be so by way of another.
@@ -210,7 +210,7 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
 
 
 def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
-    """Whether a path of this host is the file that -o names."""
+    """Whether a path of this host is the file named by -o."""
     if output is None or not path:
         return False
     return os.path.realpath(files.path(path)) == os.path.realpath(output)
@@ -219,7 +219,7 @@ def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
 def _of_disks(
     read: Callable[[Path], Mapping[str, T]], path: Path, devices: Mapping[str, Device]
 ) -> Dict[str, T]:
-    """By device name; nothing of a disk that nothing tells apart from others."""
+    """By device name; without disks that cannot be told apart."""
     try:
         known = read(path)
     except (OSError, ValueError) as error:
@@ -258,7 +258,7 @@ def _original(
 
 
 def render(advice: Recommendation, around: Surroundings, width: int, paint: Paint) -> str:
-    """For people: the two values first, then why, what it costs, and what it rests on."""
+    """A screen: the two values first, then reason, cost and basis."""
     heading, maker = "No limit to recommend", MADE_BY
     if advice.settings:
         settings = ", ".join(f"{name} = {value}" for name, value in advice.settings.items())

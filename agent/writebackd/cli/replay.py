@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb replay: makes recorded decisions again, under the same or another policy."""
+"""The verb replay: decides again from recorded samples, under the same or another policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def policy_of(text: str) -> Policy:
-    """The policy of a file's text. Raises PolicyError."""
+    """The policy in a file's text. Raises PolicyError."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "recorded.conf"
         # The file is called otherwise, and its name is a guard against copies.  Samples of an

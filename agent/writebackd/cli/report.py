@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb report: an HTML page made from the history file."""
+"""The verb report: an HTML page from the history file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _is_written(path: Path, options: argparse.Namespace) -> bool:
-    """Whether a daemon that runs now writes this history."""
+    """Whether a running daemon writes this history."""
     try:
         status = request(options.runtime_dir, "status", timeout_s=1.0)
     except CommandError:
@@ -82,7 +82,7 @@ def _is_written(path: Path, options: argparse.Namespace) -> bool:
 
 
 def write_page(output: Path, page: str) -> None:
-    """All of it or nothing; into what is no plain file as it is. Raises CommandError."""
+    """Write all or nothing to a plain file; other files as they are. Raises CommandError."""
     if str(output) == "-":
         sys.stdout.write(page)
         return
@@ -98,7 +98,7 @@ def write_page(output: Path, page: str) -> None:
 
 
 def _is_plain(output: Path) -> bool:
-    """Whether a file may take its place: never that of /dev/null, nor of /dev/stdout.
+    """Whether the file may be replaced: never that of /dev/null or /dev/stdout.
 
     A link elsewhere than there is replaced itself, where it leads to a file: others may have put it
     into /tmp.

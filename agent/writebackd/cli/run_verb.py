@@ -34,7 +34,7 @@ _EMPTY_S = 1.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """The command's exit code; 128 and the signal's number where one ended it."""
+    """The command's exit code; 128 plus the signal's number if a signal ended it."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise CommandError("run needs a command: writebackctl run -- rsync -a /srv /backup", USAGE)
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def systemd_command(unit: str, slice_: Optional[str], command: List[str], root: bool) -> List[str]:
-    """What starts it: the command takes the place of systemd-run, which only makes the scope."""
+    """The command line: systemd-run only makes the scope, then becomes the command."""
     words = ["systemd-run", *(() if root else ("--user",)), "--scope", "--quiet", "--collect",
              f"--unit={unit}", f"--description=writebackctl run {command[0]}"]  # fmt: skip
     # With it systemd enables the io controller there: pacing is an io.max.
@@ -89,7 +89,7 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
 
 
 def _find_manager() -> None:
-    """systemd-run in our place would end with 1, as any command may. Raises CommandError."""
+    """Checked first, as systemd-run would exit with 1 like any command. Raises CommandError."""
     import subprocess  # 10 ms, which root need not wait for
 
     # Looks for it where systemd-run does.
@@ -110,7 +110,7 @@ def _find_manager() -> None:
 
 
 def _make_cgroup(unit: str) -> Path:
-    """A cgroup beside ours or below it. Raises CommandError."""
+    """Make a cgroup next to ours or below it. Raises CommandError."""
     files = KernelFiles()
     mount = cgroup2_mount(files)
     if mount is None:
@@ -158,7 +158,7 @@ def _run_in(directory: Path, path: str, command: List[str]) -> int:
 
 
 def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
-    """In the child: into the cgroup first, so that nothing of the command runs outside."""
+    """In the child: enter the cgroup first, so that nothing of the command runs outside."""
     code = NOT_EXECUTABLE
     try:
         (directory / "cgroup.procs").write_text("0")
@@ -171,7 +171,7 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
 
 @contextlib.contextmanager
 def _as_of_a_shell() -> Iterator[None]:
-    """Python ignores SIGPIPE, and exec() would pass that on; where it fails, Python goes on."""
+    """Restore SIGPIPE, which Python ignores and exec() would pass on."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield
@@ -181,7 +181,7 @@ def _as_of_a_shell() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forwarded_to(child: int) -> Iterator[None]:
-    """What is sent to us is for the command; Ctrl-C reaches it by the terminal itself."""
+    """Forward signals to the command; Ctrl-C reaches it through the terminal."""
 
     def forward(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -198,7 +198,7 @@ def _forwarded_to(child: int) -> Iterator[None]:
 
 
 def _remove(directory: Path) -> None:
-    """Unless the command left processes behind: those stay where they can be watched."""
+    """Remove the cgroup, unless the command left processes in it."""
     deadline = time.monotonic() + _EMPTY_S
     while True:
         try:

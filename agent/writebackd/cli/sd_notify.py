@@ -21,7 +21,7 @@ LIMIT_S = 5.0
 
 
 def notifier() -> Callable[[str], None]:
-    """Hands a state to a thread that sends it; one that systemd did not take goes with the next.
+    """Passes states to a thread that sends them; unsent ones go with the next.
 
     The thread repeats nothing on its own: WATCHDOG=1 says that whoever hands it over lives.
     """
@@ -42,7 +42,7 @@ def _send(handed: "queue.SimpleQueue[str]") -> None:
 
 
 def tell(state: str, limit_s: float) -> bool:
-    """Send one datagram, waiting up to `limit_s` for room in systemd's queue; whether it went.
+    """Send one datagram, waiting up to `limit_s` for room in systemd's queue; returns success.
 
     Nothing is left to send where systemd does not listen (NOTIFY_SOCKET).
     """

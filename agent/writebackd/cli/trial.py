@@ -65,7 +65,7 @@ def trial(options: argparse.Namespace) -> int:
 
 
 class _TrialRun:
-    """What the daemon has told of it so far."""
+    """What the daemon has reported about the trial so far."""
 
     def __init__(
         self, options: argparse.Namespace, begun: Dict[str, Any], plan: Plan, seed: int
@@ -91,7 +91,7 @@ class _TrialRun:
         )
 
     def follow(self) -> None:
-        """Until the daemon says that it is over, or nothing any more."""
+        """Repeat until the daemon reports the end, or does not answer any more."""
         heard_s = time.monotonic()
         while True:
             try:
@@ -116,7 +116,7 @@ class _TrialRun:
             time.sleep(_ASK_S)
 
     def end(self) -> None:
-        """Asked for by the user; what was measured since the last question comes with it."""
+        """End at the user's request; returns with what was measured since the last request."""
         try:
             self._ask("end")
         except CommandError as error:
@@ -136,7 +136,7 @@ class _TrialRun:
         self._show_blocks()
 
     def _show_blocks(self) -> None:
-        """Those that are over, once each: a trial of a day has 86 400 ticks."""
+        """Show finished blocks, once each: a trial of a day has 86 400 ticks."""
         while self._shown < len(self._ticks):
             ticks = self._ticks[self._shown :]
             number = ticks[0].block
@@ -148,7 +148,7 @@ class _TrialRun:
             self._shown += len(ticks) if length is None else length
 
     def tell(self) -> int:
-        """Write the page, print, and the exit code."""
+        """Write the page and print the result; returns the exit code."""
         self._show_blocks()  # the last one, where the daemon did not tell the end
         begun = self._begun
         report = TrialSummary(
@@ -203,7 +203,7 @@ class _TrialRun:
 
 @contextlib.contextmanager
 def ended_by_signals(*also: signal.Signals) -> Iterator[Callable[[], None]]:
-    """SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody need wait for the lease to run out.
+    """Treat SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody waits for the lease to expire.
 
     Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds
     the page not yet written. Gives what ends it. One that nohup ignores stays ignored.
