@@ -67,7 +67,7 @@ WATCHER_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, resolved."""
+    """The parsed command line."""
 
     runtime_dir: Path
     state_dir: Path
@@ -79,7 +79,7 @@ class Options:
 
 
 class Daemon:
-    """Owns every part; `run` returns after the originals are back."""
+    """Owns all parts; `run` returns after the original limits are restored."""
 
     def __init__(
         self, options: Options, load: Callable[[], Policy],
@@ -152,13 +152,13 @@ class Daemon:
 
     @property
     def policy(self) -> Policy:
-        """As it was read last, with its windows."""
+        """The policy as last read, with its windows."""
         return self.policies.policy
 
     # ---- the loop ------------------------------------------------------
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Until a signal.  The originals are put back whatever ends it."""
+        """Run until a signal.  The originals are restored however it ends."""
         with contextlib.closing(self._host_lock):
             self._run(ready)
 
@@ -201,7 +201,7 @@ class Daemon:
                 self._recorder.close(timeout=1.0)
 
     def _adopt(self) -> None:
-        """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
+        """Continue from the ledger, of an earlier run or from before the lease was lost.
 
         Raises LedgerError, OSError or ValueError.
         """
@@ -212,14 +212,14 @@ class Daemon:
         )
 
     def _begin_anew(self) -> None:
-        """From where a lost lease has left it. Raises as `_adopt`."""
+        """Continue after a lost lease. Raises as `_adopt`."""
         self.state.memory = released(self.state.memory)
         self._adopt()
 
     # ---- one tick ------------------------------------------------------
 
     def _tick(self) -> bool:
-        """Whether the next one is in a hurry."""
+        """Run one tick; returns whether the next should come sooner."""
         begun = time.monotonic()
         # In the middle of a tick the collector would look through all that it makes; at its end
         # most of that is gone.
@@ -255,7 +255,7 @@ class Daemon:
         self._report.tick(policy, sample, estimates, decision, self._actions)
 
     def _read(self) -> Optional[Sample]:
-        """This tick's sample; None where nothing may be decided on it."""
+        """This tick's sample; None if no decision may be based on it."""
         now = _boottime()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
@@ -287,7 +287,7 @@ class Daemon:
         return sample
 
     def _step_trial(self, policy: Policy, sample: Sample) -> None:
-        """The arm of this tick, where a trial is on; with its end all else may change as well."""
+        """Set the trial's arm for this tick; when the trial ends, other parts may change too."""
         if not self._trial.running:
             return
         estimates, memory = estimate(policy, self.state.memory, sample)
@@ -309,7 +309,7 @@ class Daemon:
             self._executor.restore()
 
     def _enter_window(self, wall_s: float) -> Policy:
-        """The policy of this tick, by its window that is open; it has no windows itself."""
+        """The policy for this tick: that of the open window, without windows itself."""
         last, now = self.policies.advance(wall_s)
         if last is not None and last.policy is not now.policy and last.policy != now.policy:
             self.state.memory = rebounded(self.state.memory)
@@ -320,7 +320,7 @@ class Daemon:
         return now.policy
 
     def _obey_off_switch(self) -> None:
-        """Before all else in a tick: it works also where nothing can be read."""
+        """Runs before anything else in a tick, so that it works if nothing can be read."""
         last, self.state.off = self.state.off, self._off_switch.file()
         if (last is None) == (self.state.off is None):
             return
@@ -334,7 +334,7 @@ class Daemon:
         self.state.memory = released(self.state.memory)
 
     def _hold(self, error: Exception) -> None:
-        """Blind for a tick: keep what is set; for longer: back to the originals."""
+        """After a failed read keep the current limits; after several restore the originals."""
         self._failures += 1
         totals = self.state.totals
         self.state.totals = replace(totals, failed_ticks=totals.failed_ticks + 1)
@@ -355,7 +355,7 @@ class Daemon:
         )
 
     def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
-        """Nothing is decided in this tick; `sample` is what it could read."""
+        """Make no decision in this tick; `sample` is what could be read."""
         self._trial.end(End.DISTURBED, problem)
         self._report.standing_still(problem, SILENT_TICKS, sample)
 
@@ -397,7 +397,7 @@ class Daemon:
     # ---- commands ------------------------------------------------------
 
     def apply(self, command: Command) -> Actions:
-        """At once, between two ticks; the answer is what was put back.
+        """Apply a command at once, between two ticks; returns what was restored.
 
         Raises OSError or ValueError where what stands cannot be read.
         """
@@ -427,7 +427,7 @@ class Daemon:
         return self._trial.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
 
     def _begin_trial(self, text: str) -> None:
-        """Enforce, whatever the mode; and however the trial ends, no limit of it stays."""
+        """Enforce, whatever the mode is; no limit of the trial outlives it."""
         state = self.state
         state.mode_after_trial = state.memory.mode
         if state.memory.mode is Mode.OBSERVE:

@@ -69,7 +69,7 @@ def others_may_change(
 
 
 def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str]:
-    """As `others_may_change`, of a path that root has named, by all its links. Raises OSError."""
+    """As `others_may_change`, for a path named by root, with all its links. Raises OSError."""
     at = Path.cwd() / path
     for _ in range(_MOST_LINKS):
         why = others_may_change(at, sticky=True, place=place)
@@ -81,7 +81,7 @@ def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str
 
 
 def read_taken(runtime_dir: Path) -> Optional[str]:
-    """Name of the policy taken earlier since boot; None when there is none, or no telling."""
+    """Name of the policy chosen earlier since boot; None if there is none, or it is unknown."""
     try:
         with open(runtime_dir / TAKEN, encoding="utf-8", errors="replace") as file:
             return file.read(256).strip()
@@ -90,7 +90,7 @@ def read_taken(runtime_dir: Path) -> Optional[str]:
 
 
 def runtime_dir_in_use(host_dir: Path = RUNTIME_DIR) -> Path:
-    """Where the daemon that started last has its socket, or left its ledger; else `host_dir`.
+    """The directory of the last daemon's socket or ledger, else `host_dir`.
 
     Below /tmp anybody may make a directory of that name once it is gone: it counts only
     while it belongs to the owner of the record, and nobody else may write there.
