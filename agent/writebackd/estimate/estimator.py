@@ -97,7 +97,7 @@ def _total_rate(
     if not groups:
         return sum([rate for *_, rate in rows])
     rates = {seen.device.name: rate for seen, _, _, rate in rows}
-    shared = {frozenset([each.device.name for each in group]) for group in groups.values()}
+    shared = {frozenset([device.device.name for device in group]) for group in groups.values()}
     return sum([rate for name, rate in rates.items() if name not in groups]) + sum(
         [max([rates[name] for name in members]) for members in shared]
     )
@@ -125,7 +125,7 @@ def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
-            members.update({each.device.name: each for each in by_leaf[leaf]})
+            members.update({member.device.name: member for member in by_leaf[leaf]})
         if len(members) > 1:
             groups[seen.device.name] = tuple(members.values())
     return groups
@@ -158,7 +158,7 @@ def _estimate_device(
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
-    # If fsync is not visible, assume that any flood delays somebody's sync.
+    # If fsync is not visible, assume that any flood delays a sync.
     pressing = writes.telling or (
         flooded
         and (seen.sync is None or (goes_on and seen.busy_share >= BUSY_SHARE / 2))

@@ -45,7 +45,7 @@ def limited(sample: Sample) -> Dict[str, CgroupMemory]:
     """The cgroups with a memory limit that are or were throttled by a dirty limit, by path."""
     if not sample.vm.dirtyable_bytes:
         return {}
-    return {each.memory.path: each.memory for each in sample.cgroups if each.memory is not None}
+    return {c.memory.path: c.memory for c in sample.cgroups if c.memory is not None}
 
 
 def shared_limit(memory: Memory, sample: Sample) -> int:

@@ -92,10 +92,10 @@ def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
 def unwaited_syncs(sample: Sample) -> Dict[str, int]:
     """Syncs of this tick, by device, of services that write for themselves alone."""
     syncs: Dict[str, int] = {}
-    for each in sample.cgroups:
-        if each.syncs and each.device is not None and each.path is not None:
-            if each.path.rpartition("/")[2] in UNWAITED:
-                syncs[each.device] = syncs.get(each.device, 0) + each.syncs
+    for cgroup in sample.cgroups:
+        if cgroup.syncs and cgroup.device is not None and cgroup.path is not None:
+            if cgroup.path.rpartition("/")[2] in UNWAITED:
+                syncs[cgroup.device] = syncs.get(cgroup.device, 0) + cgroup.syncs
     return syncs
 
 

@@ -41,16 +41,16 @@ class TrueFill:
 def true_fills(sample: Sample) -> Dict[str, TrueFill]:
     """Fresh readings by device; of several caches behind one device the fullest."""
     fills: Dict[str, TrueFill] = {}
-    for each in sample.backings:
-        if each.read_s is None or sample.time_s - each.read_s > FILL_FRESH_S:
+    for backing in sample.backings:
+        if backing.read_s is None or sample.time_s - backing.read_s > FILL_FRESH_S:
             continue
-        if each.mode is not CacheMode.WRITE_BACK or each.dirty_bytes is None:
+        if backing.mode is not CacheMode.WRITE_BACK or backing.dirty_bytes is None:
             continue
-        if each.capacity_bytes:
-            fill = TrueFill(each.dirty_bytes, each.capacity_bytes, each.source)
-            known = fills.get(each.device)
+        if backing.capacity_bytes:
+            fill = TrueFill(backing.dirty_bytes, backing.capacity_bytes, backing.source)
+            known = fills.get(backing.device)
             if known is None or fill.share > known.share:
-                fills[each.device] = fill
+                fills[backing.device] = fill
     return fills
 
 
