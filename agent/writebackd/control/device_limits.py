@@ -66,7 +66,7 @@ def plan_device_limits(
         if sample.time_s - since <= AGAIN_S
     }
     if policy.levers.per_device:
-        size = sum([each.dirtied_bytes for each in sample.tasks if each.device is None])
+        size = sum([task.dirtied_bytes for task in sample.tasks if task.device is None])
         if size >= FLOOD_RATE * sample.dt_s:
             memory = replace(memory, others_s=sample.time_s)
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
