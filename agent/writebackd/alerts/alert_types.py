@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Types of an alert: name, severity, cause, culprits, evidence.  Frozen.
 
-The detector makes alerts, status shows them, the routes tell them.
+The detector raises alerts, status shows them, the routes send them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AlertName(Enum):
     COLLAPSE = "COLLAPSE"  # syncs are far below the device's own baseline
     CACHE_DEGRADED = "CACHE_DEGRADED"  # the write cache takes no writes back any more
     EXHAUSTED = "EXHAUSTED"  # the agent has no lever left that helps
-    FOREIGN_WRITER = "FOREIGN_WRITER"  # somebody else set a lever
+    FOREIGN_WRITER = "FOREIGN_WRITER"  # another process set a lever
     BLIND = "BLIND"  # nothing can be measured
     BATTERY_TEST = "BATTERY_TEST"  # the cache may be off for it, within a day
     CACHE_MISMATCH = "CACHE_MISMATCH"  # behaviour contradicts a RAID tool
@@ -38,7 +38,7 @@ class Cause(Enum):
     WRITE_THROUGH = "write-through"  # the write cache was switched off
     DEVICE = "device"  # errors, a rebuild, a disk that fails or hangs
     CAP = "volume-cap"  # a volume's limit on operations or bytes
-    NEIGHBOUR = "neighbour"  # somebody else's load behind the same disks
+    NEIGHBOUR = "neighbour"  # load of another host behind the same disks
     THROTTLED_WRITER = "throttled-writer"  # commits sleep in write()
     FOREIGN_CHANGE = "foreign-change"
     BATTERY = "battery"  # only of BATTERY_TEST

@@ -21,7 +21,7 @@ _VERBS = {
 def cause(view: DeviceView, likeliest: Cause) -> Cause:
     """The likeliest cause, unless the array itself is at work: then that is the cause.
 
-    From here a rebuild looks like somebody else's load: only who runs it can tell.
+    From the host a rebuild looks like the load of a neighbour: only the array can tell.
     """
     if likeliest in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
         return Cause.DEVICE
@@ -50,7 +50,7 @@ def done(view: DeviceView, why: Cause) -> str:
 def battery(backing: Backing) -> str:
     """What is wrong with the battery or capacitor of the cache; empty if nothing is."""
     if backing.protection is None:
-        words = [each for each in backing.unread if "battery" in each]
+        words = [word for word in backing.unread if "battery" in word]
         return f"{', '.join(words)} is not understood ({backing.source})" if words else ""
     if backing.protection is Protection.OK:
         return ""
@@ -58,28 +58,28 @@ def battery(backing: Backing) -> str:
 
 
 def _here(view: DeviceView) -> Iterator[Backing]:
-    return (each for each in view.tick.sample.backings if each.device == view.name)
+    return (backing for backing in view.tick.sample.backings if backing.device == view.name)
 
 
 def _works(view: DeviceView) -> List[str]:
     lines = []
-    for each in _here(view):
-        for work in each.works:
+    for backing in _here(view):
+        for work in backing.works:
             line = f"array {_VERBS.get(work.kind, 'is busy')}"
             if work.share is not None:
                 line += f", {formats.percent(work.share)} done"
             if work.rate is not None:
                 line += f" at {formats.size(work.rate)}/s"
-            lines.append(f"{line} ({each.source})")
+            lines.append(f"{line} ({backing.source})")
     return list(dict.fromkeys(lines))
 
 
 def _caches(view: DeviceView) -> List[str]:
     lines = []
-    for each in _here(view):
-        lines.append(battery(each))
-        if each.mode is CacheMode.WRITE_THROUGH:
-            lines.append(f"cache write-through ({each.source})")
-        elif each.mode is not None:
-            lines.append(f"but {each.source} says {each.mode.value}")
+    for backing in _here(view):
+        lines.append(battery(backing))
+        if backing.mode is CacheMode.WRITE_THROUGH:
+            lines.append(f"cache write-through ({backing.source})")
+        elif backing.mode is not None:
+            lines.append(f"but {backing.source} says {backing.mode.value}")
     return list(dict.fromkeys(filter(None, lines)))

@@ -12,13 +12,13 @@ from writebackd.types.copying import replace
 from writebackd.types.estimate import Estimate
 
 BLIND_S = 30.0
-# Ticks in a row that must be good before BLIND is over: what fails now and then is told once.
+# Readable ticks in a row that end BLIND: occasional failures are reported once.
 GOOD_TICKS = 30
 
 
 def blind(tick: TickView, memory: AlertMemory, estimates: Iterable[Estimate]) -> AlertMemory:
     """Update how long no sync could be seen; raise BLIND when that is long."""
-    known = [each.demand_known for each in estimates]
+    known = [estimate.demand_known for estimate in estimates]
     if not memory.sighted or not known or any(known):
         tick.well.add((AlertName.BLIND.value, None))
         return memory if not memory.blind_s else replace(memory, blind_s=0.0)
@@ -73,4 +73,4 @@ def _with_blind(standing: Sequence[Alert], since_wall_s: float, problem: str) ->
         AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
         "restored the original limits: nothing is protected until statistics can be read",
     )  # fmt: skip
-    return (*(each for each in standing if each.name is not AlertName.BLIND), alert)
+    return (*(active for active in standing if active.name is not AlertName.BLIND), alert)

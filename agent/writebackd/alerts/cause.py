@@ -193,7 +193,7 @@ def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
 def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     """The programs that dirtied most, the heaviest first, if dirty pages are the cause.
 
-    Without command lines.
+    They have no command lines.
     """
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return ()

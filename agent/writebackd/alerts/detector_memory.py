@@ -41,8 +41,8 @@ Program = Tuple[str, int]  # comm, cgroup id
 class Dirtied:
     """The bytes dirtied by processes of one name and cgroup.
 
-    As one: a loop of short copies is no crowd of writers, and no tick tells which of its processes
-    were there at the same time.
+    They count as one program: a loop of short copies is not many writers, and a tick does not show
+    which of its processes ran at the same time.
     """
 
     count: int  # bytes
@@ -63,20 +63,20 @@ class HeavyTick(NamedTuple):
 class Incident:
     """A period in which something looks wrong, and the sums of its last seconds.
 
-    Sums from the first tick on would say less and less of what is so now: minutes of a trickle
-    that nobody waited for once hid the collapse that came after it.
+    Sums from the first tick on would describe the present less and less: minutes of a trickle
+    without a waiting program once hid the collapse that followed.
     """
 
     began_s: float  # as Sample.time_s
     began_wall_s: float
     lasted_s: float = 0.0  # since it began
     good_s: float = 0.0  # the last of them in a row that looked well again
-    unwanted_s: float = 0.0  # and in which nobody waited
+    unwanted_s: float = 0.0  # and in which no program waited
     seconds: float = 0.0  # that the sums are of
     syncs: Histogram = field(default_factory=Histogram)  # latencies of those that returned
     sync_bytes: int = 0
     oldest_s: float = 0.0  # the longest that one had waited when it was looked at
-    waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
+    waited_s: float = 0.0  # seconds of ticks in which a program waited for a sync
     flooded_s: float = 0.0
     loaded_s: float = 0.0  # by writes that are not the flusher's
     flood_age_s: float = float("inf")  # of the flood, when this began
@@ -167,7 +167,7 @@ class DeviceHealth:
         if not candidates and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
             # Operations at the end of a class fall into two by turns.
             candidates = [(-int(b.learned_s), b) for b in kind.values()]
-        return min(candidates, key=lambda each: each[0])[1] if candidates else None
+        return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 @dataclass(frozen=True)

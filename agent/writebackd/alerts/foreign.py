@@ -18,8 +18,8 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
         return ()
     alerts: List[Alert] = []
     for device, some in by_device(memory, sample).items():
-        limits = [each for each in some if each.write.is_limit]
-        others = [each for each in some if not each.write.is_limit]
+        limits = [intrusion for intrusion in some if intrusion.write.is_limit]
+        others = [intrusion for intrusion in some if not intrusion.write.is_limit]
         if limits:
             # One of the pair is as good as both: everything is let go.
             said = memory.yielded or "another process set the limits"
@@ -38,12 +38,12 @@ def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrus
     """The changes behind each alert, by device; None: the host, or an unknown device."""
     owners = _owners(sample)
     intrusions: Dict[Optional[str], List[Intrusion]] = {}
-    for each in memory.intrusions:
+    for intrusion in memory.intrusions:
         device = None
-        if not each.write.is_limit:
-            kind, target, name = each.write.lever.split(" ", 2)
+        if not intrusion.write.is_limit:
+            kind, target, name = intrusion.write.lever.split(" ", 2)
             device = owners.get(target if kind != LeverKind.PACE.value else name)
-        intrusions.setdefault(device, []).append(each)
+        intrusions.setdefault(device, []).append(intrusion)
     return intrusions
 
 
@@ -71,7 +71,7 @@ def _alert(
         device=device,
         severity=Severity.WARNING,
         cause=Cause.FOREIGN_CHANGE,
-        since_s=min(each.wall_s for each in intrusions),
+        since_s=min(intrusion.wall_s for intrusion in intrusions),
         summary=summary,
         done=f"{did}: `writebackctl enforce` takes over from the current values",
         culprits=writers(intrusions),

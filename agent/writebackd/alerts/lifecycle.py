@@ -36,21 +36,21 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
     now_s, rules = tick.sample.time_s, tick.rules
     here = {seen.device.name for seen in tick.sample.devices}
     standing: Dict[Key, ActiveAlert] = {}
-    for key, each in before.items():
+    for key, active in before.items():
         if key[1] in tick.left:
             continue
         alert = raised.get(key)
         if alert is not None:
-            standing[key] = _still(each, alert, tick)
+            standing[key] = _still(active, alert, tick)
             continue
         gone = key[1] is not None and key[1] not in here
         if key in tick.well or gone:
-            good_s = each.good_s + tick.sample.dt_s
+            good_s = active.good_s + tick.sample.dt_s
         else:
-            good_s = max(0.0, each.good_s - GOOD_TAKEN * tick.sample.dt_s)
-        if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
-            alert = messages.gone(each.alert) if gone else each.alert
-            standing[key] = replace(each, alert=alert, good_s=good_s)
+            good_s = max(0.0, active.good_s - GOOD_TAKEN * tick.sample.dt_s)
+        if good_s < rules.resolve_after_s or now_s - active.raised_s < rules.hold_s:
+            alert = messages.gone(active.alert) if gone else active.alert
+            standing[key] = replace(active, alert=alert, good_s=good_s)
     for key, alert in raised.items():
         if key not in standing:
             standing[key] = ActiveAlert(alert, now_s)
@@ -99,10 +99,10 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
     for name, on in standing:
         by_name.setdefault(name, []).append(on)
     return tuple(
-        each.alert
-        for (name, on), each in standing.items()
+        active.alert
+        for (name, on), active in standing.items()
         if not any(
-            _explains(worse, each.alert)
+            _explains(worse, active.alert)
             and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())

@@ -41,7 +41,7 @@ def collapsed(
         text += f", mean {formats.milliseconds(mean_s)} ms"
         text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
     text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
-    who = ", ".join(each.who for each in culprits)
+    who = ", ".join(culprit.who for culprit in culprits)
     return f"{text}; {WHY[cause]}{limit}" + (f": {who}" if who else "")
 
 
@@ -126,7 +126,7 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
         return "limit at its floor for a drain: `writebackctl release` ends it"
     if not in_force:
         return "nothing, the limits are refused or switched off: see `writebackctl status`"
-    mine = next((each for each in decision.devices if each.name == name), None)
+    mine = next((device for device in decision.devices if device.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
     if decision.limit_bytes is None:
         return f"no limit set yet{state}"

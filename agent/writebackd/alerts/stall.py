@@ -30,7 +30,7 @@ def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         if completed and sample.time_s - health.worked_s >= WORKED_S:
             return replace(health, stalled_s=0.0, worked_s=sample.time_s)
         return health if not health.stalled_s else replace(health, stalled_s=0.0)
-    if seen.classes and any(each.count for each in seen.classes.values()):
+    if seen.classes and any(requests.count for requests in seen.classes.values()):
         return replace(health, stalled_s=0.0) if health.stalled_s else health  # flushes
     before_s, stalled_s = health.stalled_s, health.stalled_s + view.dt_s
     health = replace(health, stalled_s=stalled_s)

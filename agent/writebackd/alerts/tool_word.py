@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """BATTERY_TEST and CACHE_MISMATCH: what RAID tools announce, or report unlike what is measured.
 
-The other way round, a cache that is off while a tool says write-back, is CACHE_DEGRADED, which
-quotes the tool.
+The opposite, a cache that is off while a tool reports write-back, is CACHE_DEGRADED, which quotes
+the tool.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ANOTHER = (
 def battery_tests(tick: TickView) -> None:
     """Raise an alert for each test within a day, on the first device, naming all devices.
 
-    Those of two controllers at the same time are one alert: a tool's answer does not tell here
-    which controller it is of.
+    Tests of two controllers at the same time are one alert: the tool's answer does not say which
+    controller it is about.
     """
     here = {seen.device.name for seen in tick.sample.devices if seen.excluded is None}
     tests: Dict[Tuple[str, float], List[str]] = {}
@@ -62,7 +62,7 @@ def battery_tests(tick: TickView) -> None:
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Update for how long, or how often, the device has not behaved as the tools report."""
-    here = [each for each in view.tick.sample.backings if each.device == view.name]
+    here = [backing for backing in view.tick.sample.backings if backing.device == view.name]
     health = _size(view, _mode(view, health, here), here)
     if not health.mismatch_s:
         view.well(AlertName.CACHE_MISMATCH)
@@ -71,10 +71,10 @@ def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
     """Check for small writes that are too fast for a cache that is off."""
-    modes = [each for each in here if each.mode]
-    off = all(each.mode is CacheMode.WRITE_THROUGH for each in modes)
+    modes = [backing for backing in here if backing.mode]
+    off = all(backing.mode is CacheMode.WRITE_THROUGH for backing in modes)
     # The kernel knows the mode of its own caches, and what is below one may write back.
-    said = [each for each in modes if not each.source.startswith(_KERNEL)]
+    said = [backing for backing in modes if not backing.source.startswith(_KERNEL)]
     count, _, latencies = view.small_writes
     seconds = 0.0
     if said and off and view.seen.device.rotational:
@@ -97,10 +97,10 @@ def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
     """Count floods that measure another cache size than the tool reports."""
     seen, r = view.estimate.cache_bytes, view.estimate.drain_rate
-    said = [each for each in here if each.capacity_bytes and not each.source.startswith(_KERNEL)]
+    said = [b for b in here if b.capacity_bytes and not b.source.startswith(_KERNEL)]
     # A cache of the kernel's own says itself what it holds, and it is the one that fills.
     if not said or len(said) < len(here) or seen is None or r is None or any(
-        each.mode is CacheMode.WRITE_THROUGH for each in said
+        b.mode is CacheMode.WRITE_THROUGH for b in said
     ):
         return replace(health, sizes_off=0) if health.sizes_off else health
     source, stated = said[0].source, float(said[0].capacity_bytes or 0)
@@ -122,8 +122,8 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 def _is_shared(view: DeviceView, said: Backing) -> bool:
     """Whether another device may use the same cache."""
     return any(
-        (each.source, each.capacity_bytes) == (said.source, said.capacity_bytes)
-        for each in view.tick.sample.backings if each.device != view.name
+        (backing.source, backing.capacity_bytes) == (said.source, said.capacity_bytes)
+        for backing in view.tick.sample.backings if backing.device != view.name
     )  # fmt: skip
 
 

@@ -35,16 +35,16 @@ class TickView:
     ) -> None:
         self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
         self.in_force = in_force
-        # Whether the law holds floods, so that what it needs time for is no news yet.
+        # Whether the law limits floods: then alerts wait until it has had time to act.
         self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
-        # Devices with an alert that stands.
+        # Devices with an active alert.
         self.stands = memory.standing.keys()
         self.alerting = {device for _, device in self.stands}
-        self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
-        self.raised: Dict[Key, Alert] = {}  # what is wrong
-        self.well: Set[Key] = set()  # what is well again
+        self.left: Set[Optional[str]] = set()  # devices whose alerts are dropped
+        self.raised: Dict[Key, Alert] = {}  # alerts of this tick
+        self.well: Set[Key] = set()  # problems that are gone
         self.heavy = memory.heavy
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
         for task in sample.tasks:
@@ -114,11 +114,11 @@ class DeviceView:
     @property
     def floor_bytes(self) -> Optional[int]:
         """The target if it is the lowest limit allowed, else None."""
-        for each in self.tick.decision.devices:
-            if each.name == self.name and each.basis is not None and each.target_bytes is not None:
+        for d in self.tick.decision.devices:
+            if d.name == self.name and d.basis is not None and d.target_bytes is not None:
                 # The basis is of the part of the global limit that is this device's.
-                part = int(each.target_bytes * self.estimate.limit_share)
-                return each.target_bytes if part <= each.basis.floor_bytes else None
+                part = int(d.target_bytes * self.estimate.limit_share)
+                return d.target_bytes if part <= d.basis.floor_bytes else None
         return None
 
     @property
@@ -132,7 +132,7 @@ class DeviceView:
     def asleep_s(self) -> float:
         """How long a program that commits has slept in write(), if beyond the objective.
 
-        One whose sleep has not grown since the last tick does something else.
+        A program whose sleep has not grown since the last tick does something else.
         """
         slept_s = self.seen.sync.throttled_now_s if self.seen.sync is not None else 0.0
         return slept_s if slept_s > self._slept_s and slept_s > self.objective_s else 0.0
@@ -163,8 +163,8 @@ class DeviceView:
     def loaded(self) -> bool:
         """Whether large fsyncs write back the flood: there are no background writes.
 
-        At a fraction of the rate that the device is known to have it is slow, and not flooded.
-        Where that is unknown, small writes may fill it by their number.
+        At a fraction of its known rate the device is slow, not flooded.  If that rate is unknown,
+        small writes may fill it by their number.
         """
         seen, core = self.seen, self.tick.core.devices.get(self.name)
         known = (core.drain_rate if core is not None else None) or 0.0
