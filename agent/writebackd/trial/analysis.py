@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Analyses a trial: differences between the arms with 95 % intervals.  Pure.
 
-Both blocks of a pair give one ratio, and the logarithms of the ratios Student's t: p99
-and rates scatter by factors, not by amounts, and a handful of pairs is too few for a
-bootstrap (with 8 its 95 % interval holds the truth in about 90 % of the cases) or for a sign test.
-Means of logarithms are near enough to normal for t: tests/unit/test_trial_analysis.py tries it
-with scatter of long tails.
+The two blocks of a pair give one ratio, and Student's t is applied to the logarithms of the ratios:
+p99 and rates vary by factors, not by amounts, and a few pairs are too few for a bootstrap (with 8
+its 95 % interval contains the true value in about 90 % of the cases) or a sign test.  Means of
+logarithms are close enough to normal for t; tests/unit/test_trial_analysis.py tests it with
+long-tailed data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Calibrates a disk tick by tick: idle, a flood that fills its cache, a ladder of limits.  Pure.
 
-The daemon's own core raises the limit until a full cache shows a rate.  That limit is held until
-the rate has settled, which is R: under a smaller one the cache drains, and nothing tells any more
-whether R moves.  A ladder of fixed limits then begins above the knee, goes down until less is
-worse, and up while more is better.
+The daemon's own core raises the limit until a full cache shows a rate.  That limit is kept until
+the rate is steady, which is R: under a smaller limit the cache drains, and changes of R are no
+longer visible.  A ladder of fixed limits then starts above the knee, goes down until smaller ones
+are worse, and up while larger ones are better.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Calibration:
     ) -> Optional[str]:
         """Another program that uses the disk: its load spoils the result, and ours slows it.
 
-        Also by another volume on it. Over the watch, and later over the last ten seconds, about.
+        Includes other volumes on the disk; over the watch, later over about the last ten seconds.
         """
         here = [each for each in sample.devices if _share_disks(each.device, seen.device)]
         counted = sum(each.sync.count for each in here if each.sync is not None)

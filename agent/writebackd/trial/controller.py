@@ -31,8 +31,8 @@ _MOST_TICKS = 500
 class TrialController:
     """Holds the running trial, and a finished one until its result is fetched.
 
-    `begin` and `end` are the daemon's: to make the agent work, and to go back to
-    the mode that was. `begin` may raise OSError or ValueError, and has done nothing then.
+    `begin` and `end` belong to the daemon: they start enforcing, and return to the mode
+    before. If `begin` raises OSError or ValueError, it has changed nothing.
     """
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[str], None]) -> None:

@@ -70,8 +70,8 @@ def next_limit(
 ) -> Optional[int]:
     """The next limit to try, from floor to ceiling; None: no other would be better.
 
-    Up until the flood has all of R, down by halves until less is worse, then between the best and
-    its neighbours, and at last just below the knee, which the steps may have missed.
+    Goes up until the flood gets all of R, down by halves until smaller is worse, then between the
+    best and its neighbours, and finally just below the knee, which the steps may have missed.
     """
     beyond = beyond_these(rungs, idle_rate, r, floor, ceiling)
     if beyond is not None:

@@ -44,8 +44,8 @@ class Plan:
 def order(duration_s: float, block_s: float, seed: int) -> str:
     """The arms of all blocks: each pair has both, in random order.
 
-    In pairs, because the load of a host drifts; by chance, because it may do so in step.
-    Raises ValueError, saying what would do.
+    Pairs, because a host's load drifts; random order, because it may be periodic.
+    Raises ValueError that names a valid value.
     """
     if not LEAST_BLOCK_S <= block_s <= MOST_BLOCK_S:
         least, most = formats.duration(LEAST_BLOCK_S), formats.duration(MOST_BLOCK_S)

@@ -30,8 +30,8 @@ class Bound:
 def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
     """The original limits, cut to `ceiling_s` of the slowest disk with sync demand.
 
-    An fsync may have to wait for all that a flood has dirtied, and all of it drains before the
-    agent's limit holds again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
+    An fsync may wait for all pages a flood has dirtied, and all of them drain before the agent's
+    limit applies again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
     """
     original, background = original_bytes(snapshot)
     excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}

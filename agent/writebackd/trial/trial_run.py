@@ -80,7 +80,7 @@ class TrialRun:
     def take(self, since: int, most: int) -> Tuple[List[TrialTick], int]:
         """Up to `most` ticks from number `since` on, and how many are left after them.
 
-        Those before are not kept: a trial may last for hours, and 1 000 ticks are 3 MB.
+        Earlier ticks are dropped: a trial may last for hours, and 1 000 ticks are 3 MB.
         """
         known = min(max(0, since - self._dropped), len(self.ticks))
         del self.ticks[:known]
@@ -191,8 +191,8 @@ class TrialRun:
 def _expected(alert: Alert) -> bool:
     """Few syncs during a flood are the effect that the original limits are meant to show.
 
-    It comes 30 s after the first of their blocks begins, so no trial that it ended would come to a
-    second pair. How long a commit takes is bounded all along.
+    The alert comes 30 s after the first of their blocks begins: if it ended the trial there would
+    be no second pair. Commit latency is bounded throughout.
     """
     return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
 
