@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the control socket answers, and its commands as values that the daemon applies.
 
-A command is applied when it arrives, between two ticks, and answered after that.  Until the next
-tick it may be 10 s (--interval), and a client waits for 5.
+A command is applied and then answered when it arrives, between two ticks.  The next tick may be
+10 s away (--interval), and a client waits for 5.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon: its start and end, and one tick: read, estimate, decide, act, report.
 
-All in one thread. Memory is written here alone: by the tick, and by commands between two ticks.
-Nothing waits for a disk, because the host this runs on is the one whose disk hangs: ledger, lease,
-lock and socket live in /run, logging, history and what was learned have threads that drop and
-count, memory is locked.
+Everything runs in one thread. Only this module writes the memory: in a tick, or by commands between
+two ticks. Nothing waits for a disk, since the disk of this host may hang: ledger, lease, lock and
+socket are in /run; logging, history and learned values have threads that drop and count; memory is
+locked.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Daemon:
     ) -> None:
         """`load` reads the policy, again on SIGHUP.
 
-        Raises AlreadyRunning, PolicyError, and OSError or BpfError for what was asked for by name.
+        Raises AlreadyRunning, PolicyError, or OSError or BpfError for an unavailable probe.
         """
         self._options = options
         self._files = files or KernelFiles()
@@ -103,13 +103,13 @@ class Daemon:
     def _make_parts(
         self, options: Options, on_tick: Callable[[Optional[Snapshot]], None]
     ) -> None:
-        # Before all that takes time: what an earlier run has set must not go home meanwhile.
+        # First, as the rest takes time: limits of an earlier run must not be restored meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         in_service = "NOTIFY_SOCKET" in os.environ
         self._watch = WatcherSupervisor(options.runtime_dir, SERVICE_S if in_service else 0.0)
         self._off_switch = kill_switch.of_host(self._files, options.runtime_dir)
-        self._devices = tuple(linked(self._files, each) for each in options.devices)
+        self._devices = tuple(linked(self._files, path) for path in options.devices)
         self._monitor = HostMonitor(
             self._files, options.probe, options.fsync_hook, self.policy.probe, self._devices,
             self._excluded,
@@ -121,7 +121,7 @@ class Daemon:
         self._orders = OrdersFile(options.runtime_dir / ORDERS, self._files)
         self.state = self._orders.saved.state(
             options.mode or Mode(self.policy.mode),
-            # Where procfs was asked for, that fsync cannot be seen is no news.
+            # With procfs by request, it is expected that fsync is not visible.
             AlertMemory(sighted=self._monitor.backend != "procfs"),
         )
         self._executor = Executor(self._actuator, self.state.count_writes)
@@ -181,10 +181,10 @@ class Daemon:
             loop.run(self._options.interval_s, self._tick, self._reload_all)
             log.info("stopping: %s", self._signals.stop)
         finally:
-            # Limits first: everything below may fail, they may not stay.
+            # Limits first: everything below may fail, but limits must not stay.
             done = all(action.ok for action in self._executor.finish())
             if done and self._actuator.started:
-                # Or else the watcher tries again, or takes home what was never taken up.
+                # Else the watcher tries again, or restores limits that were never adopted.
                 self._lease.release()
             loop.close()
             self._signals.close()
@@ -221,8 +221,8 @@ class Daemon:
     def _tick(self) -> bool:
         """Run one tick; returns whether the next should come sooner."""
         begun = time.monotonic()
-        # In the middle of a tick the collector would look through all that it makes; at its end
-        # most of that is gone.
+        # During a tick the collector would scan every object it allocates; at the end most are
+        # freed.
         gc.disable()
         try:
             self._run_tick()
@@ -272,13 +272,13 @@ class Daemon:
         self._failures = 0
         self._last_s = now
         if dt is None:
-            return None  # the first only gives the counters their zero
+            return None  # the first only sets the counters' start values
         if not self._lease.renew():
             self._stand_still(self._lease.take_again(self._begin_anew), sample)
             return None
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
-            # Stopped since it was renewed: what looks strange are the originals.
+            # Stopped since it was renewed: the foreign values are the originals.
             self._stand_still("lease expired, original limits restored", sample)
             return None
         if foreign:
@@ -301,7 +301,7 @@ class Daemon:
             decision, self.state.memory, was_yielded, _boottime()
         )
         if self.state.trial_just_ended:
-            # Not before: until now a limit of the trial stood.
+            # Not before: until now a limit of the trial was in force.
             self.state.trial_just_ended = False
             self._actuator.set_on_exit(self.policy.on_exit)
         if self._lease.lost:
@@ -346,7 +346,7 @@ class Daemon:
                 "kernel statistics unreadable for %d ticks: original limits restored", SILENT_TICKS
             )
         if self._failures >= SILENT_TICKS:
-            # Again every tick: what hides /proc may also refuse the write.
+            # In every tick: whatever hides /proc may also refuse the write.
             self._executor.restore()
             self.state.memory = released(self.state.memory)
         self._stand_still(
@@ -399,7 +399,7 @@ class Daemon:
     def apply(self, command: Command) -> Actions:
         """Apply a command at once, between two ticks; returns what was restored.
 
-        Raises OSError or ValueError where what stands cannot be read.
+        Raises OSError or ValueError if the current limits cannot be read.
         """
         state, wall_s = self.state, time.time()
         if command.disturbs_trial is not None:

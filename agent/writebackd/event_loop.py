@@ -32,7 +32,7 @@ class EventLoop:
     ) -> None:
         """Run until a signal; the first tick comes after a quarter of `interval_s`.
 
-        `tick` tells whether the next one is in a hurry; `reload` is what SIGHUP asks for.
+        `tick` returns whether the next one should come sooner; `reload` is called on SIGHUP.
         """
         signals = self._signals
         next_tick = time.monotonic() + interval_s * FIRST
@@ -43,7 +43,7 @@ class EventLoop:
                 elif key.fileobj is signals:
                     signals.drain()
                 if time.monotonic() >= next_tick:
-                    break  # who still waits is ready in the next round as well
+                    break  # waiting clients are ready in the next round as well
             if signals.take_reload():
                 reload()
             now = time.monotonic()

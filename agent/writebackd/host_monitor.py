@@ -47,9 +47,9 @@ class HostMonitor:
     ) -> None:
         """`backend`: the requested probe, or auto: as in `settings`; `named`: by --device.
 
-        `fsync_hook`: what fsync has to be watched by, or auto.
+        `fsync_hook`: the required hook for fsync, or auto.
 
-        Raises OSError, PolicyError or BpfError when what was asked for by name cannot be had.
+        Raises OSError, PolicyError or BpfError if a requested probe or disk is unavailable.
         """
         self.backend = settings.backend if backend == "auto" else backend
         self._fsync_hook = fsync_hook
@@ -71,7 +71,7 @@ class HostMonitor:
     def check_named(self, named: Sequence[str]) -> None:
         """Raises PolicyError if a disk named by --device is missing: it would do nothing.
 
-        A pattern may match what comes later.
+        A pattern may match disks that appear later.
         """
         known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
         messages = tuple(
@@ -155,7 +155,7 @@ class HostMonitor:
             ), None))
             for write in name_writers(foreign, seen, own, self.sampler.locate)
         )
-        self.rivals.look()  # whoever did it may have been installed just now
+        self.rivals.look()  # the writer may have been installed just now
         return writers
 
     def keep_writers(self) -> None:

@@ -168,8 +168,8 @@ class TickReport:
     def standing_still(self, problem: str, silent_ticks: int, sample: Optional[Sample]) -> None:
         """Report a tick that could not be read; BLIND after `silent_ticks` in a row.
 
-        The last good tick is shown with the problem, so that nobody takes it for this one, and
-        with the limits of `sample`. The watchdog learns that the loop is alive.
+        The last good tick is shown with the problem, so that it cannot be mistaken for this one,
+        and with the limits of `sample`. The watchdog is notified that the loop is alive.
         """
         state = self.state
         state.problem = problem

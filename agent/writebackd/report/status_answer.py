@@ -183,14 +183,14 @@ def _warnings(snapshot: Snapshot) -> List[str]:
 def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
     """Problems with the battery behind each device."""
     lines = []
-    for each in backings:
-        wrong = battery(each)
-        if wrong and each.mode is CacheMode.ALWAYS_WRITE_BACK:
-            lines.append(f"{each.device}: {wrong}, and its cache still holds writes back: a power"
+    for cache in backings:
+        wrong = battery(cache)
+        if wrong and cache.mode is CacheMode.ALWAYS_WRITE_BACK:
+            lines.append(f"{cache.device}: {wrong}, and its cache still holds writes back: a power"
                          " failure loses them")
         elif wrong:
-            kept = f"; its cache is {each.mode.value}" if each.mode else ""
-            lines.append(f"{each.device}: {wrong}{kept}")
+            kept = f"; its cache is {cache.mode.value}" if cache.mode else ""
+            lines.append(f"{cache.device}: {wrong}{kept}")
     return lines
 
 
