@@ -74,7 +74,7 @@ def percent(share: Optional[float]) -> str:
 def printable(text: str) -> str:
     """Replace what ends a line or moves the cursor by "?": users name processes and mounts.
 
-    Also blanks that are none, marks that turn the direction of writing, and half a surrogate.
+    Includes special blanks, marks that change the writing direction, and lone surrogates.
     """
     if text.isprintable():
         return text

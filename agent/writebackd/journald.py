@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Log handler for journald's native protocol; never blocks on a hanging journald.
 
-systemd.journal.send() (python3-systemd 235) holds the interpreter's lock while it waits: where
-journald hangs, as it does when its disk does, every thread of the process hangs with it, the
-loop among them. A socket of our own waits without the lock, and for a bounded time.
+systemd.journal.send() (python3-systemd 235) holds the interpreter lock while it waits: if
+journald hangs, for example with its disk, every thread of the process hangs, including the
+loop. A socket of our own waits without the lock, and for a limited time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """doctor --bundle: an archive for a bug report, without private data.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
-report is about, or fails, costs that part alone. Private data is left out of what it
-gives (private_data.py).
+report is about, or fails, only loses its own part. Private data is removed from the parts
+(private_data.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parts of a bug report: each function returns the text of one, or raises.
 
-They run in a process of their own, with a time limit (bundle.py), and private data is left out of
-what they give.
+They run in a child process with a time limit (bundle.py), which removes private data from the
+results.
 """
 
 from __future__ import annotations

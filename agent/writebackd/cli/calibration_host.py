@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The host during a calibration: samples, loads, and limits under lock, ledger and lease.
 
-They are held as the daemon holds them, so none may run meanwhile: it would take the flood for
-somebody's.
+They are held as the daemon holds them, so no daemon may run meanwhile: it would act on the
+calibration's flood.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The loads of a calibration: a process that floods, one that syncs, each with its own file.
 
-The files have no name, and both processes die with the one that started them: nothing is left after
-kill -9.  Where that one is stopped or hangs, its limits go home, and the loads rest.
+The files have no name, and both processes die with their parent: nothing is left after kill -9.  If
+the parent is stopped or hangs, its limits are restored, and the loads become idle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_SYNCS = -1
 class Loads:
     """Both are idle until the first `order`.
 
-    Made before the first thread, since it forks.
+    Create it before the first thread, since it forks.
     """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:

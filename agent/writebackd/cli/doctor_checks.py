@@ -309,7 +309,7 @@ def _and_levers(ledger: Path) -> str:
 def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[Finding]:
     """Level and text: tools, timer, the last report, and caches that may lose writes.
 
-    `owner` is whose the collector's file has to be, `top` is as in `find`.
+    `owner` must own the collector's file, `top` is as in `find`.
     """
     tools = installed(files, top)
     vendors = {name: path for name, path in tools.items() if not name.startswith("dm-")}

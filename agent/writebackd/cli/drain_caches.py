@@ -62,7 +62,7 @@ class Cache:
     ) -> None:
         """`flushes` have ended; by the disk of the cache.
 
-        `is_unread`: it may be, or be on, a cache of the kernel that nobody reads.
+        `is_unread`: it may be, or be on, a kernel cache that no report covers.
         """
         cache = row["write_cache"]
         self.name: str = row["name"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
 
-In children: syncfs(2) cannot be interrupted, nor can the flush of a cache, and a process with a
-thread in it does not end.
+They run in children: syncfs(2) and the flush of a cache cannot be interrupted, and a process with a
+thread in such a call does not end.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def interrupted_later() -> Iterator[None]:
 def is_mounted(mount: str, devno: str) -> bool:
     """Whether the path leads to this filesystem: another mount may hide it.
 
-    As the kernel goes along it, from each mount to the first one on that. open(2) would do so as
-    well, and wait for ever where a server above it is gone.
+    Follows the path as the kernel does, from mount to mount. open(2) would do the same, but wait
+    for ever if a server on the way is gone.
     """
     above = [
         (number, parent, each)
@@ -128,7 +128,7 @@ def sync_nodes(name: str) -> List[Child]:
 def flush(rows: Sequence[Answer], begun: Container[str]) -> Dict[str, Child]:
     """By its disk the flush of each dm-writecache behind the devices of `status`, but for `begun`.
 
-    It returns when all that was in the cache is on the disk below (process_flush_mesg()).
+    The flush returns when the cache's content is on the disk below (process_flush_mesg()).
     """
     disks: List[str] = [
         said["disk"] for row in rows for said in row["write_cache"]["reported"]

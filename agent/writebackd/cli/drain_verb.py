@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb drain: writes out dirty data, first the page cache, then the write caches below.
 
-The daemon lowers the limits, for as long as it is asked to once a second, and has bcache write out.
+The daemon lowers the limits while it is asked to once a second, and makes bcache write out.
 sync(1), blockdev(8) and dmsetup(8) do the rest, see drain_children.py.
 """
 

@@ -152,9 +152,8 @@ def _when(text: str, now_s: float, option: str) -> float:
 def device_in(path: Path, options: argparse.Namespace) -> Optional[str]:
     """The name of the `--device` option in a history; None: all devices.
 
-    What is no name below /dev (a mount point, a disk below) is looked up at the daemon, which also
-    knows devices that nothing has happened to yet. Raises HistoryError, and CommandError where no
-    device is called that.
+    Names other than below /dev (a mount point, a leaf disk) are looked up by the daemon, which
+    also knows devices without events. Raises HistoryError, or CommandError for an unknown name.
     """
     wanted: Optional[str] = options.device
     if wanted is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which processes wait for block IO: taskstats through pyroute2, names through psutil.
 
-Asked by the screen, not by the daemon: the kernel counts a thread's time in
-io_schedule() only while kernel.task_delayacct is on, and tells it to whoever has
-CAP_NET_ADMIN.  Without either, what is left is who sleeps uninterruptibly right now.
+Used by the screen, not by the daemon: the kernel counts a thread's time in io_schedule()
+only while kernel.task_delayacct is on, and reports it only with CAP_NET_ADMIN.  Otherwise
+only the processes that sleep uninterruptibly right now are known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Wait:
 class Delays:
     """Block-IO delay of whole processes, in seconds since their start.
 
-    `note` says what stands in the way, None when nothing does.
+    `note` says why delays are unavailable, or is None.
     """
 
     def __init__(self, delayacct: str = _DELAYACCT) -> None:

@@ -139,7 +139,7 @@ def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
 def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     """The policy of the running daemon, or the one it would choose.
 
-    Of its files those that are still there; the others are told on stderr.
+    Missing files of it are skipped, and reported on stderr.
     """
     try:
         status = request(runtime_dir, "status", timeout_s=1.0)

@@ -192,8 +192,8 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
 def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
     """The active profiles; ours is replaced by the profiles it includes.
 
-    tuned leaves out a profile that includes itself, without a word: the one below would be lost.
-    Raises CommandError where that would be so by way of another.
+    tuned silently skips a profile that includes itself, and so loses the one it is based on.
+    Raises CommandError if another profile would include ours.
     """
     names: List[str] = []
     for name in (active_profile(files) or "").split():
@@ -237,8 +237,8 @@ def _original(
 ) -> VmLimits:  # fmt: skip
     """The limits before writebackd and before an earlier recommendation. Raises CommandError.
 
-    Once that one is in force, the daemon too finds its limits as the original: of `texts`, the
-    files that may be of it, the first that knows says what was before.
+    Once a recommendation is in force, the daemon takes its limits for the original ones: the first
+    of `texts`, files of earlier recommendations, that has older limits counts.
     """
     for text in texts:
         carried = undone_to(text)

@@ -100,8 +100,7 @@ def write_page(output: Path, page: str) -> None:
 def _is_plain(output: Path) -> bool:
     """Whether the file may be replaced: never that of /dev/null or /dev/stdout.
 
-    A link elsewhere than there is replaced itself, where it leads to a file: others may have put it
-    into /tmp.
+    Any other link to a file is itself replaced, since another user may have put it into /tmp.
     """
     parent = os.path.realpath(output.parent)
     if output.is_symlink() and (parent == "/dev" or parent.startswith("/proc/")):

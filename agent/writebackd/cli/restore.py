@@ -109,8 +109,8 @@ def _restore(options: argparse.Namespace) -> RestoreResult:
 def restart_follows(environment: Mapping[str, str]) -> bool:
     """Whether systemd will restart the service, from the variables of ExecStopPost=.
 
-    As Restart=on-failure and RestartPreventExitStatus= of the unit say.  It may
-    come to nothing all the same: a stop that had to kill, StartLimitBurst=.
+    By Restart=on-failure and RestartPreventExitStatus= of the unit.  The restart may
+    still not happen: after a stop that had to kill, or with StartLimitBurst=.
     """
     if environment.get("SERVICE_RESULT", "success") in ("success", "start-limit-hit"):
         return False

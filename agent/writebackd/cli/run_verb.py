@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb run: runs a command in a systemd scope of its own.
 
-systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  A login session
+systemd makes the scope if it runs, else the verb makes a child cgroup (v2).  A login session
 that syncs is not paced (docs/explanation/pacing.md), so root's scope goes to system.slice, which
 is where systemd-run puts it.
 """

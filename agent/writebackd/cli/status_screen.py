@@ -2,7 +2,7 @@
 """The status screen, rendered from the status answer alone.
 
 The daemon's live screen and `writebackctl status` are the same text.  States
-are words, so colour is never needed; what is not known is '-'.
+are words, so colour is never needed; unknown values are '-'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb top: a live screen of devices, writers and waiting processes.
 
-Drawn in one write per frame: over ssh that is a packet or a few, and never half a screen.
+Each frame is one write: over ssh that is a few packets, and never half a screen.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _page(view: "View", state: Top) -> List[str]:
 class _Terminal:
     """Keys come one at a time without echo; settings are restored at the end, and while stopped.
 
-    At the end also where that is a signal: who is left with a shell that shows neither cursor nor
-    what he types has one trouble more than the one that he was looking at.
+    Also if a signal ends it: a shell that shows neither the cursor nor what one types would be one
+    more problem.
     """
 
     def __enter__(self) -> "_Terminal":

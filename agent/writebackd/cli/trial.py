@@ -205,8 +205,8 @@ class _TrialRun:
 def ended_by_signals(*also: signal.Signals) -> Iterator[Callable[[], None]]:
     """Treat SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody waits for the lease to expire.
 
-    Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds
-    the page not yet written. Gives what ends it. One that nohup ignores stays ignored.
+    Only once: if ssh drops, SIGHUP comes from the shell and from the kernel, and the second arrives
+    before the page is written. Yields the signals; one that nohup ignores stays ignored.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A process's command line as one printable line, with obvious secrets masked.
 
-What is made of it lasts longer than /proc/PID/cmdline, and goes by mail. Only what says itself that
-it is a secret can be known: a password without a word for it is told.
+The line is kept longer than /proc/PID/cmdline, and sent by mail. Only labelled secrets can be
+recognised: a password without a word for it is shown.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
     python3 -I bcc_child.py FLAG... < SOURCE > PROGRAMS
 
-PROGRAMS is a JSON object of instructions, in base64, by the program's name.  Needs bcc's Python
-module, of the system's Python, and nothing of this package.
+PROGRAMS is a JSON object of instructions in base64, by program name.  Needs bcc's module for the
+system's Python, and nothing from this package.
 """
 
 import base64

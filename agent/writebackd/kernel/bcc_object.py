@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The probe's object on a kernel without BTF: its maps, with programs that bcc compiled.
 
-libbpf makes the maps; it needs no BTF of the kernel's as long as it has no program to load.
-Tracepoints are watched raw, functions by kprobes; fentry does not exist without BTF.
+libbpf creates the maps; it needs no kernel BTF as long as it loads no program.  Tracepoints are
+attached raw, functions by kprobes; fentry does not exist without BTF.
 """
 
 from __future__ import annotations

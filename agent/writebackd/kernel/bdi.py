@@ -2,10 +2,10 @@
 """Dirty limits of one BDI: /sys/class/bdi/X, since Linux 6.2.
 
 The kernel keeps both as a fraction of the global threshold, in millionths
-(BDI_RATIO_SCALE): max_bytes becomes one at the moment of the write, and drifts
-with every change of the global limit; read back it is a page or two off (seen
-on 6.18: 4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that fraction
-itself and read back what was written: the exact way back to what was there.
+(BDI_RATIO_SCALE): max_bytes is converted when it is written, and changes with
+every change of the global limit; it reads back a page or two off (on 6.18:
+4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that fraction itself
+and read back what was written, so they restore the original exactly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def path(bdi: str, name: str) -> str:
 def fraction(value_bytes: int, threshold_bytes: int) -> int:
     """`value_bytes` in millionths of the global threshold, rounded up.
 
-    More than the threshold is all of it: such a cap would not bite either.
+    A value above the threshold is the whole of it: such a cap has no effect.
     """
     return min(WHOLE, -(-value_bytes * WHOLE // max(1, threshold_bytes)))
 
@@ -74,8 +74,8 @@ def describe(name: str, text: str) -> str:
 def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str]:
     """The names of `wanted` in an order in which the kernel accepts every step.
 
-    It refuses a minimum above the maximum.  The strict limit goes off first and
-    on last: alone it would hold a quiet device to 1 % of the threshold.
+    It refuses a minimum above the maximum.  The strict limit is cleared first and
+    set last: alone it would limit a quiet device to 1 % of the threshold.
     """
     limits = ["max_bytes", "min_bytes"]
     if "max_bytes" in wanted and int(wanted["max_bytes"]) < int(current.get("min_bytes", "0")):
@@ -88,10 +88,10 @@ def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str
 def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
     """Why the levers of `bdi` cannot be used on this kernel; None if they can.
 
-    Writes a minimum and a maximum that hold nobody back, checks what the kernel makes
-    of them, and restores what was there, within a millisecond.  Kernels from 6.2 to 6.7
-    take the minimum in another unit.  The strict limit is not tried: without limits
-    that fit it could hold a writer back.
+    Writes a minimum and a maximum that throttle no writer, checks how the kernel
+    interprets them, and restores the originals, within a millisecond.  Kernels from 6.2
+    to 6.7 take the minimum in another unit.  The strict limit is not tested: without
+    matching limits it could throttle a writer.
     """
     try:
         current = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}

@@ -20,7 +20,7 @@ def output_of(
 ) -> Tuple[int, bytes]:
     """Exit code and output; a little more than `most` means that there was too much.
 
-    It is killed with what it started when it is done, or over its time. Raises OSError,
+    The program and its children are killed when it is done, or over its time. Raises OSError,
     TimeoutError.
     """
     child = subprocess.Popen(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Cgroup ids to paths, and the limits and statistics in a cgroup's files.
 
-The id of a cgroup is the inode number of its directory.  One of its processes tells its
-path: a search of thousands of cgroups takes a tenth of a second.
+The id of a cgroup is the inode number of its directory.  The path comes from one of its
+processes: a search of thousands of cgroups takes a tenth of a second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """io.max of a cgroup (wbps of one disk), set through systemd where it owns the cgroup.
 
-systemd overwrites io.max of its cgroups at its next reload, so there the value goes
-through the unit's runtime property.  That belongs to the unit, not to the cgroup: it
-is in force again when the unit is started anew, until it is taken back.  Nor does it
-go with the disk: the next one of that number would be held as well.
+systemd overwrites io.max of its cgroups at its next reload, so for those the value is
+set as the unit's runtime property.  That belongs to the unit, not to the cgroup: it
+applies again when the unit is restarted, until it is removed.  It also outlives the
+disk: the next disk with that number would be limited as well.
 """
 
 from __future__ import annotations

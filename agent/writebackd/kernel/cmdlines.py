@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Command lines of processes that an alert names, read in a thread.
 
-/proc/PID/cmdline waits for the process' memory (mmap_lock), which may be held by a page fault on
-the disk that hangs: the loop never reads it itself.
+Reading /proc/PID/cmdline waits for the process' mmap_lock, which a page fault on a hung disk may
+hold: the loop never reads it itself.
 """
 
 from __future__ import annotations

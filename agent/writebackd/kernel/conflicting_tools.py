@@ -80,8 +80,8 @@ _LINES_S, _MOST_STUCK = 2.0, 4
 class CommandLines:
     """Command lines of processes, read in threads with a time limit each.
 
-    /proc/PID/cmdline waits for the process' memory, which a page fault on a disk that hangs may
-    hold for ever.
+    Reading /proc/PID/cmdline waits for the process' mmap_lock, which a page fault on a hung disk
+    may hold for ever.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A stable identity of a disk: the same after a restart and in another slot.
 
-Kernel names and numbers are handed out anew at every boot, so what was learned is
-kept under what the disk says of itself, as cached by the kernel or by udev.  Not read
-are /sys/block/vda/serial of virtio, which asks the disk at every read and waits behind
-its queue (virtblk_get_id()), and the inode of a loop device's file, whose stat(2) may
-wait for a server.
+Kernel names and numbers change at every boot, so learned values are stored under the
+disk's own identity, as cached by the kernel or by udev.  Two sources are not read:
+/sys/block/vda/serial of virtio, which queries the disk at every read and waits in its
+queue (virtblk_get_id()), and the inode of a loop device's file, whose stat(2) may wait
+for a server.
 
-The cache mode is part of it: with its write cache off a disk drains at another
-rate, and a sync waits for the media, so nothing learned before holds.
+The cache mode is part of the identity: without its write cache a disk drains at
+another rate, and a sync waits for the media, so learned values no longer apply.
 """
 
 from __future__ import annotations

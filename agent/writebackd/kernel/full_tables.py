@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Keeps room in BPF hash tables, which any user can fill, and counts entries without room.
 
-Every tick leaves half of a table free, so that whoever is large gets in before the small fill it
+Every tick leaves half of a table free, so that large entries get in before small ones fill it
 again.
 """
 

@@ -119,7 +119,7 @@ def _services(
 ) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
     """Units that have a process, and process names, of the host itself.
 
-    A unit is told by its processes: that is the same on cgroup v1, v2 and in between.
+    Units are recognised by their processes, which works on cgroup v1, v2 and hybrids.
     """
     units: Set[str] = set()
     processes: Set[str] = set()

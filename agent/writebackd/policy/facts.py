@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Types of the host facts that [match] rules test; kernel/host_facts.py reads them.
 
-None is what could not be told: it is no "no".
+None means unknown, not "no".
 """
 
 from __future__ import annotations

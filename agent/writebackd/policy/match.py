@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Matches policies to this host: scores their [match] rules and reports the evidence.
 
-Pure but for `choose`, which reads the policies.
+Pure, except `choose`, which reads the policies.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
 def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
     """The policy for a host that did not name it: without a pace only shipped files want.
 
-    It reaches into other people's units. That a host looks like a class is no leave for that.
+    Pacing changes other people's units; that a host looks like a class is no permission.
     """
     origin = policy.origins["levers", "pace"]
     if not policy.levers.pace or not is_shipped(origin, root):

@@ -138,7 +138,7 @@ class Policy(keys.PolicySection):
         """None if the device is to be managed, else the reason why not.
 
         Devices `named` on the command line are the whole list: they overrule include and exclude.
-        There a disk stands for what lies on it, since nobody knows that a btrfs is btrfs-19.
+        A disk there includes its filesystems, since users do not know that a btrfs is btrfs-19.
         """
         asked = (device.name, device.devno, device.driver, device.leaves, named)
         if asked not in self._answers:

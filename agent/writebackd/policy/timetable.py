@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which window of a policy is open at a sample's wall-clock time.
 
-It is chosen outside of the law, which gets a policy without windows: so a tape has what was in
-force, and is decided again to the same in any time zone.
+It is chosen outside the law, which gets a policy without windows: so a recording contains the
+policy in force, and a replay makes the same decisions in any time zone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Units in policy files and on the command line: parsed and formatted exactly.
 
 Every ``format_*`` gives text that its ``parse_*`` reads back to the same number, so that a
-rendered policy is the policy. Every ``parse_*`` raises UnitError. Arithmetic is decimal, never
-binary floating point: ``0.1`` of a second has to stay what the admin wrote.
+rendered policy equals the policy. Every ``parse_*`` raises UnitError. Arithmetic is decimal, never
+binary floating point: ``0.1`` of a second must stay what the admin wrote.
 """
 
 from __future__ import annotations

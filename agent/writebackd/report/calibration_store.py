@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Keeps the results of calibrations by disk; their medians are what is known of it.
 
-They seed what the daemon learned (estimate/learned.py), and `recommend` takes the limit from here.
+They seed the learned values (estimate/learned.py), and `recommend` takes the limit from here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Encodes frozen values as JSON and decodes them by their fields' types.  Pure.
 
-Fields are named and left out where they have their default: what a later release adds to a
-value, with a default, does not make older recordings unreadable.
+Fields are named, and omitted if they have their default: a field that a later release adds with a
+default does not make older recordings unreadable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Renders metrics as OpenMetrics 1.0 or Prometheus text.  Pure.
 
-Prometheus asks for the first; node_exporter's textfiles and `promtool check metrics` know only
+Prometheus requests the first; node_exporter's textfiles and `promtool check metrics` know only
 the second. Names and labels are the same in both. Latencies are classic histograms: neither
-format can carry a native one (only protobuf can). What is not known has no sample, never zero.
-What may occur in labels is bounded: devices, and words of the program; never processes or paths
-of cgroups. A device that is left alone has no series of its own.
+format can carry a native one (only protobuf can). An unknown value has no sample, never zero.
+Label values are bounded: devices, and words of the program; never processes or cgroup paths. A
+device that is left alone has no series of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Serves GET /metrics over a Unix socket, and over loopback TCP where the policy says so.
 
-What a scraper may do to the loop is bounded as in report/control_server.py.
+A scraper's effect on the loop is limited as in report/control_server.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END = b"\r\n\r\n"  # of a head
 class Exposition:
     """The metrics of the last tick as answers, made for the first client of the tick.
 
-    All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
+    All clients of one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
     """
 
@@ -161,7 +161,7 @@ def open_servers(
 ) -> Tuple[List[MetricsServer], List[str]]:
     """Listen on the socket at `path` and the address `http`; returns also the problems, in words.
 
-    Good to have: a problem is logged, and is no reason to end.
+    Metrics are optional: a problem is logged, and does not end the daemon.
     """
     openers: List[Callable[[], MetricsServer]] = [lambda: open_unix(path, exposition)]
     if http is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Plots panels of one device over a common time axis as SVG.  Pure.
 
-Own code and not a library: the colours come from the page's style sheet (light,
-dark and paper share one drawing), and a plot has to stay a few kB where a page
-holds hundreds of them.
+Not from a library: the colours come from the page's style sheet (light, dark and
+paper share one drawing), and a plot must be only a few kB, as a page holds hundreds
+of them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Recommends one fixed dirty limit for a host, from its history and what was learned.  Pure.
 
-The knee is R x tau: with less, writers slow down, with more, commits wait longer and nobody is
-faster.  Where writebackd held floods, limit / rate shows tau.  Where it only observed, no limit was
-tried: then it is the best one of a calibration, or what drains in the time that the objective
-allows.
+The knee is R x tau: a smaller limit slows writers down, a larger one only makes commits wait
+longer.  Where writebackd limited floods, limit / rate shows tau.  Where it only observed, no limit
+was tried: then the limit is the best one of a calibration, or what drains in the time that the
+objective allows.
 
-On 60 hosts drawn for judging the limit scores 0.96 of the best fixed one in hindsight under steady
+On 60 randomly drawn hosts the limit scores 0.96 of the best fixed one in hindsight under steady
 floods, 0.85 in waves; after observe mode 0.90 and 0.56 (tests/sim/test_recommend.py prints 20).
 """
 
@@ -153,7 +153,7 @@ def recommend(
     """From rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
 
     `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
-    touches say nothing of what writebackd asks for.
+    overlaps do not show what writebackd asks for.
     """
     rows = [row for row in rows if row.device in policies]
     by_device: Dict[str, List[Figures]] = {name: [] for name in policies}
@@ -192,7 +192,7 @@ def recommend(
 def stepped(limit_bytes: float) -> int:
     """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more precise.
 
-    So the next day's noise gives the same limit, mostly, and the same id.
+    So noise from day to day mostly gives the same limit, and the same id.
     """
     power = 2.0 ** math.floor(math.log2(max(limit_bytes, 1.0)))
     steps = (power, 1.5 * power, 2 * power)
@@ -259,8 +259,8 @@ def _advice(
 def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
     """R, and when it was last seen.
 
-    By writebackd's own estimate, which it has once the cache was full; else by what floods got,
-    best under the limit as found, where the disk alone held them; else as it was learned before.
+    From writebackd's own estimate, known once the cache was full; else the rate of floods, best
+    under the original limit, where only the disk limited them; else the value learned earlier.
     """
     own = [row for row in rows if row.drain_rate]
     if own:

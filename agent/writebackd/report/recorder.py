@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Records raw samples in a ring of files; a thread writes them.
 
-A file holds ten minutes: lines of JSON in one zlib stream, which begins with the policy and with
-the Memory before its first tick. With these and the samples every decision can be made again.
+A file holds ten minutes: lines of JSON in one zlib stream, which begins with the policy and the
+Memory before its first tick. From these and the samples every decision can be reproduced.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def read_recording(
 ) -> Iterator[Recorded]:
     """Ticks of `[since_s, until_s)`, oldest first. Raises RecordingError.
 
-    It begins with the file in which `since_s` lies, up to ten minutes earlier: there is a memory.
+    It begins with the file that contains `since_s`, up to ten minutes earlier, for its Memory.
     """
     try:
         files = _files(directory)

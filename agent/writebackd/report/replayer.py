@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Replays recorded samples: decides again under the recorded or another policy.  Pure.
 
-Under another policy the samples stay what the disks did under the limits of then: a replay tells
-what that policy would have decided, not how the disks would have fared.
+Under another policy the samples still show the disks under the recorded limits: a replay shows
+what that policy would have decided, not how the disks would have behaved.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def replay(
 ) -> Iterator[Replayed]:
     """Decide each tick again. `load` makes a policy from a file's text; `other` replaces it.
 
-    Its windows are open by the clock of then in `zone`; of the policy of then what was in force
-    is in the recording. Raises what `load` raises.
+    Windows of `other` open by the recorded time in `zone`; the recording contains the policy that
+    was in force. Raises what `load` raises.
     """
     memory: Optional[Memory] = None
     known: Dict[str, Policy] = {}

@@ -16,7 +16,7 @@ _GROUPS = Path("/etc/group")  # not through NSS, which may ask the network
 def write_atomically(path: Path, data: bytes, for_all: bool = True) -> None:
     """Replace `path`: readers see the old contents or the new; for all, or by the umask.
 
-    Raises OSError, and leaves nothing of its own behind then.
+    Raises OSError, and then leaves no temporary file.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Counters since the daemon's start, or a reset; those of a device end with it.
 
-Frozen as all that a Snapshot holds: a thread may render it while the loop goes on.
+Frozen like everything in a Snapshot: a thread may render it while the loop continues.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     """The answer to `why`: the limit's reason, and each device's chain of reasoning.
 
     `device` is a name, major:minor, /dev path, mount point or leaf disk; None
-    means all. Raises RequestError when no device is called that.
+    means all. Raises RequestError if no device has that name.
     """
     decision = snapshot.decision
     chosen, decisions = find_devices(snapshot, device), snapshot.decisions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parses the output of Adaptec's (Microchip's) arcconf.
 
-Cards of the aacraid driver tell the mode of each volume, and memory that is the board's: firmware
-and the read cache have an unknown part of it, so that no size is known. SmartRAID (smartpqi) tells
+Cards of the aacraid driver report the mode of each volume, and the board's memory; firmware and
+read cache use an unknown part of it, so the cache size is unknown. SmartRAID (smartpqi) reports
 the cache as ssacli does.
 """
 

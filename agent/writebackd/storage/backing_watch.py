@@ -55,7 +55,7 @@ class BackingWatch:
     def seen(self, devices: Sequence[Device], now_s: float) -> Tuple[Backing, ...]:
         """The storage behind these devices, `now_s` being CLOCK_BOOTTIME; never waits.
 
-        Nothing is known before the first look, and of an earlier one while a look hangs.
+        Empty before the first look, and once a look hangs.
         """
         if now_s >= self._next_s:
             self._next_s = now_s + self._every_s

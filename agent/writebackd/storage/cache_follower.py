@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Follows the fill of bcache, dm-writecache and dm-cache, and writes it for the daemon.
 
-A program of its own (writebackd-raid --caches): dmsetup needs a device node that the daemon's
-sandbox hides, and bcache's files wait for a lock.
+It is a separate program (writebackd-raid --caches): dmsetup needs a device node that the daemon's
+sandbox hides, and reading bcache's files may wait for a lock.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ASK_ALL_S = 60.0
 def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/")) -> None:
     """Write `output` every `every_s` seconds, until there is no cache.
 
-    Raises OSError, or ToolError where no cache is seen since tools fail: then what was left stays,
-    and grows old. `top` is as in `find`.
+    Raises OSError, or ToolError if tools fail and no cache is seen: then the last report stays and
+    becomes stale. `top` is as in `find`.
     """
     empty: Set[str] = set()
     ask_all_s = float("-inf")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """writebackd-raid, the collector: asks RAID tools and the kernel about arrays and caches.
 
-A program of its own, as tools need device nodes that the daemon's sandbox hides, and as they
-hang with the controller they ask.
+It is a separate program, as tools need device nodes that the daemon's sandbox hides, and hang if
+their controller hangs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def collect(
 ) -> CollectorReport:
     """Ask all tools; each gets `limit_s` seconds for each of its few questions.
 
-    `top` is as in `find`. `leave` is given what is known after each tool, as the next may take
-    the run with it; what it raises ends the run.
+    `top` is as in `find`. `leave` is called with the report after each tool, as the next may hang
+    the run; its exceptions end the run.
     """
     begun = report_file.begun(files)
     tools: List[Tool] = []
@@ -116,7 +116,7 @@ def parser() -> Parser:
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
     """0: written, whatever the tools said; 1: not written; 2: wrong usage. `top`: see `find`.
 
-    With --caches 0: no cache is left; 1 also where tools fail and no cache is seen.
+    With --caches 0: there is no cache any more; 1 also if tools fail and no cache is seen.
     """
     open_closed_streams()
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The kernel's own arrays and caches: md, bcache, dm-writecache, dm-cache.
 
-None of it is read by the loop. bcache's files take bch_register_lock, which is held while a
-cache is registered or stopped; md's, and since 6.14 /proc/mdstat too, locks that are held while
-the bitmap is written (md_seq_show(), bitmap_info.mutex).
+The loop reads none of these files. bcache's take bch_register_lock, which is held while a cache is
+registered or stopped; md's, and since 6.14 /proc/mdstat too, take locks that are held while the
+bitmap is written (md_seq_show(), bitmap_info.mutex).
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def search_path() -> Tuple[str, ...]:
 def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optional[Path]:
     """The program with all links resolved, if only root (or we) may write it.
 
-    It is run as root: also nobody else may put another in its place, so that all directories
-    from `top` down have to be root's alone; `top` is what is trusted without them.
+    It runs as root, so no other user may replace it either: only root may write the directories
+    below `top`, which is itself trusted.
     """
     for program in kind.programs:
         for directory in directories:
@@ -208,8 +208,7 @@ class Hung(ToolError):
 def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     """The output of a program. Raises ToolError if it hangs or prints too much; then it is killed.
 
-    Its exit code tells nothing that its output does not: storcli fails where one drive of many
-    cannot do what was asked.
+    The exit code is ignored: storcli fails if one drive of many does not support the request.
     """
     try:
         code, output = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
@@ -229,7 +228,7 @@ def question(
 ) -> Tuple[Tool, bool]:
     """A tool's answers to all questions, and whether it hung without an answer.
 
-    Never raises, or one tool's strange answer would cost what all the others say.
+    Never raises, or one tool's strange answer would lose those of all others.
     """
     hung = False
     try:

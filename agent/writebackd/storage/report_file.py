@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The report file, written by the collector as root and read by the confined daemon.
 
-Read strictly: root alone could have written it, but what is in it came from other people's
-programs, and the daemon must not fall over it.
+It is read strictly: only root can have written it, but its content comes from other programs, and
+must not crash the daemon.
 """
 
 from __future__ import annotations

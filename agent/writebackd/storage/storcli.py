@@ -180,7 +180,7 @@ def _protection(
 ) -> Optional[Protection]:
     """From the battery's state and the controller's view of it: the worse counts.
 
-    None is missed where none is `needed`: a controller without a cache is sold without a battery.
+    Unless it is `needed` none is missing: controllers without a cache are sold without a battery.
     """
     absent = Protection.ABSENT if packs or needed else None
     own = [each.state("battery", BATTERY) for each in packs]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parsing helpers for the text output of RAID tools, bounded and strict.
 
-Tools differ by version in case, in blanks, in units behind a key and in what they leave out, so
-keys are compared without regard to these, and what is absent or strange is None.
+Versions of a tool differ in case, blanks, units after a key and in missing values, so keys are
+compared without regard to these, and a missing or strange value is None.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def name(text: Any) -> Optional[str]:
 def read_json(text: str, strict: bool = True) -> Any:
     """A JSON document. Raises ToolError.
 
-    Of a key that comes twice with two values nothing is known. Unless `strict`, as tools print it:
-    with text before and behind it, control characters, and backslashes that escape nothing.
+    A key with two different values is unknown. Unless `strict`, accepts JSON as tools print it:
+    with text around it, control characters, and backslashes that escape nothing.
     """
     decoder = json.JSONDecoder(
         parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict

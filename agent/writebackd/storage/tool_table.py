@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Tables of RAID tools: which key means which fact, which words mean which state.
 
-A firmware's new words are one more row. Words in no row mean nothing: they are kept and shown.
+New words of a firmware are one more row. Words in no row have no meaning, but are stored and shown.
 """
 
 from __future__ import annotations
