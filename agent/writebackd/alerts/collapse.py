@@ -46,7 +46,7 @@ class Syncs(NamedTuple):
     seconds: float
 
 
-# Commits per second.  Of fewer a window of 8 s has too few to tell a collapse from a pause: a month
+# Commits per second.  Below this 8 s have too few to tell a collapse from a pause: a month
 # of hosts that commit less than once a second gave 21 alerts.  One that hangs is a STALL.
 ENOUGH_RATE = 5.0
 

@@ -12,7 +12,7 @@ from writebackd.types.copying import replace
 # What no sync waits for may be a read of a disk in standby, which takes up to 10 s to spin up, or
 # one request that the kernel counts nowhere when it completes.
 UNWANTED_STALL_S = 15.0
-# Seconds without a completion after which a rotating disk may be in standby, whoever waits for it.
+# Seconds without a completion after which a rotating disk may be in standby, even if awaited.
 # While it works that is written down every WORKED_S.
 STANDBY_S, WORKED_S = 60.0, 15.0
 

@@ -26,7 +26,7 @@ _COMMIT, _PIECE = 4096, 4 << 20
 # Pages so far behind what may be dirty are clean, and leave memory to the host's own.
 _BEHIND = 64 << 20
 _IDLE_S = 0.005  # between two looks at the orders
-# So long an order holds, half of the default lease: the limits go home when that ends.
+# An order lasts half of the default lease, at whose end the limits are restored.
 ORDER_S = 5.0
 _END_S = 10.0  # for a process that is killed: one in the kernel ends when the disk lets it
 _PR_SET_PDEATHSIG = 1

@@ -15,7 +15,7 @@ from writebackd.paths import LEDGER, SOCKET, runtime_dir_in_use
 
 # The daemon answers between two ticks, at once; a loaded host may take longer.
 TIMEOUT_S = 5.0
-# An answer is about 1 KiB a device; more than this is no answer of ours.
+# An answer is about 1 KiB a device; more than this is not our answer.
 _MAX_ANSWER = 64 << 20
 _TIMEVAL = struct.Struct("ll")
 

@@ -47,7 +47,7 @@ log = logging.getLogger("writebackd")
 # Log lines that may wait for a stuck disk or terminal; what comes on top is
 # dropped and counted.
 _LOG_LINES = 1000
-# When after the start the host is matched again: the services that tell what it is may start
+# When after the start the host is matched again: the services that identify it may start
 # after this one, or be down while it restarts. Ten minutes are more than databases take to recover
 # in most cases; what is set up or recovers later is found within the hour.
 _REMATCH_S = (60.0, 180.0, 600.0)
@@ -212,7 +212,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         return BAD_NEWS
     except Exception as error:
         # The limits are back by now (Daemon.run); one line for the admin, the
-        # trace for whoever asked for it.
+        # trace for the caller.
         log.critical("stopped by a program error: %r; please report it", error)
         log.debug("trace", exc_info=True)
         return BAD_NEWS

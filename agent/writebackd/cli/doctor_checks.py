@@ -424,5 +424,5 @@ def _timer_runs() -> Optional[bool]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # 3: it is not active; what else there is (4, 1) says that nobody can tell.
+    # 3: it is not active; other codes (4, 1) mean unknown.
     return {0: True, 3: False}.get(done.returncode)

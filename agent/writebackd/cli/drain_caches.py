@@ -68,7 +68,7 @@ class Cache:
         self.name: str = row["name"]
         self._kind = cache["kind"] or ("controller" if has_controller else "behind it")
         said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
-        # A row may tell of an array alone, which is at work.
+        # A row may be only about an array with background work.
         self._is_one_unread = any(
             (each["mode"] or each["capacity_bytes"] or each["protection"]) and not _is_known(each)
             for each in cache["reported"]

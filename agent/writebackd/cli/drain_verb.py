@@ -108,7 +108,7 @@ class _DrainRun:
         for row in rows:
             filesystems = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
             self._syncs += [sync_filesystem(fs["mount"]) for fs in filesystems]
-            # Also beside these: of another partition, mount namespace, or below another mount.
+            # Also elsewhere: on another partition, in a mount namespace, or below another mount.
             nodes = sync_nodes(row["name"])
             self._syncs += nodes
             # btrfs has no node; the sandbox of writebackd-drain.service has none at all.

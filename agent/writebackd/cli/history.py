@@ -49,7 +49,7 @@ _LAST, _READ = 50, 1000
 # What comes again within so many events is the same going on: a state and back, with the
 # actions of each, of a few devices.
 _NEAR = 12
-# These come and go by themselves; all others are somebody's doing, and what follows is news.
+# These come and go by themselves; others are caused by people, and what follows is news.
 _FOLDED = ("decision", "action", "alert")
 _NUMBER = re.compile(r"\d+(\.\d+)?[kKMGTP]?")
 _BYTES = re.compile(r"(?<=bytes )(\d+) -> (\d+)")

@@ -26,7 +26,7 @@ _PATTERNS = tuple(re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern 
     # IPv6 and MAC: a time of day has two colons.
     r"(?<![\w:.])()(?:[0-9a-f]{0,4}:){3,7}[0-9a-f]{0,4}(?![\w:])",
     r"(/by-(?:id|uuid|label)/)[^\s,\"']+",
-    # Wherever the homes are: /var/home, /export/home, a subvolume.
+    # Wherever home directories are: /var/home, /export/home, a subvolume.
     r"((?:/@?home|(?<![\w/])(?:/run)?/media)/)[^/\s:,\"']+",
 ))  # fmt: skip
 _SHORTEST_NAME = 3

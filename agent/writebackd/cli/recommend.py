@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     form = "json" if options.json else options.format
     advice, around = _look(options, _earlier(options.output))
     if advice.missing and (form in FILES or options.output is not None):
-        # A file is put where nobody reads what it rests on.
+        # A file ends up where its basis is not shown.
         needed = "; ".join(advice.missing)
         said = [f"no {form} file: not enough evidence; still needed: {needed}", *_left_out(around)]
         raise CommandError(". ".join(said), BAD_NEWS)

@@ -39,7 +39,7 @@ def report(options: argparse.Namespace) -> int:
     try:
         device = device_in(path, options)
         rows = read_figures(path, since_s, device, until_s)
-        # What stood at its beginning was decided before; what came after tells who lived then.
+        # The state at its beginning was decided before; later events show what ran then.
         events = read_history(path, None, device)
         past = past_json(read_alerts(path, MAX_ALERTS), ())
     except HistoryError as error:

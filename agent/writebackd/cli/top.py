@@ -197,7 +197,7 @@ class _Terminal:
         raise SystemExit(128 + number)
 
     def _ask_to_stop(self, *_: object) -> None:
-        # Not here: this may come in the midst of a write of ours.
+        # Not here: the signal may arrive during one of our writes.
         self._stop = True
 
 

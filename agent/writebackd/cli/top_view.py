@@ -93,7 +93,7 @@ class View:
         memory, limits = status["memory"], status["limits"]
         dirty = memory["dirty_bytes"] + memory["writeback_bytes"]
         title = headline(status) + ("  FROZEN" if top.frozen else "")
-        # Of what is shown: a frame that was kept has to tell when it was.
+        # The time of the answer: a saved frame must show when it was made.
         clock = time.strftime("%H:%M:%S", time.localtime(status["time_s"]))
         title = f"{_shorten(clean(title), width - 11):{width - 11}}  {clock}"
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0

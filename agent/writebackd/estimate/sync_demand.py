@@ -26,7 +26,7 @@ from writebackd.types.samples import DeviceSample, Sample, SyncSample
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
 LastDemand = Optional[Tuple[float, float, int, bool]]  # DeviceMemory.last_demand
-# System services that sync now and then and whose syncs nobody waits for.  By unit: any process can
+# System services that sync occasionally, without a program waiting.  By unit: any process can
 # take another's name.
 UNWAITED = frozenset((
     "systemd-journald.service", "systemd-timesyncd.service", "chrony.service", "chronyd.service",

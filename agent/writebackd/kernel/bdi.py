@@ -25,7 +25,7 @@ FILES: Dict[str, str] = {
 # threshold follows the memory of the moment, and would ask for a write a tick.
 TOLERANCE = 1 / 64
 
-# The self-test's: a share of 1 % and a cap of almost all hold nobody back.
+# For the self-test: a share of 1 % and a cap of almost all throttle no writer.
 TEST_MIN = 10_000
 TEST_MAX = 999_999
 MISSING = "this kernel has no limits in bytes per device; Linux 6.8 and later have"

@@ -79,7 +79,7 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
     """All settings; for the dirty limits only those that win."""
     first, last = list(_command_line(files)), list(_rc_local(files))
     sysctl, unread = _sysctl(files)
-    # systemd does not order sysctl.d and tmpfiles.d: both are told.
+    # systemd does not order sysctl.d and tmpfiles.d: both are reported.
     tmpfiles = in_force([*_tmpfiles(files), *last])
     tmpfiles = [each for each in tmpfiles if each not in last]
     return [

@@ -23,7 +23,7 @@ DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 # Levels of a path: those above are looked at as well, and any user may make 2000. A container in
 # a container has a dozen.
 MOST_LEVELS = 32
-# Bytes of a path; a container of Kubernetes has 220. One that is longer is not told: 32 names of
+# Bytes of a path; a container of Kubernetes has 220. Longer ones are not shown: 32 names of
 # 255 bytes are 8 KB, and as text, if a single character is beyond U+FFFF, 32 KB.
 MOST_PATH_BYTES = 512
 # Paths that are remembered, and how long the files of one that flooded are read.

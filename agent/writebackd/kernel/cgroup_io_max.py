@@ -112,7 +112,7 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
     A unit without io.max has no limit: systemd turns the io controller on as it is needed.
     """
     if disk(files, devno) is None:
-        # Its line has left io.max with it, which is not to say that nobody set a limit.
+        # Its line left io.max with it, which does not mean that no limit was set.
         raise FileNotFoundError(2, "there is no such disk", devno)
     home = directory(files, cgroup)
     try:
@@ -125,7 +125,7 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
     for line in filter(None, text.split("\n")):
         match = _LINE.fullmatch(line)
         if match is None:
-            # A line cut short would read as a limit that somebody else has set.
+            # A truncated line would look like a limit set by another process.
             raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
         limits[match["devno"]] = match["wbps"]
     return limits.get(devno, NO_LIMIT)
@@ -153,7 +153,7 @@ def _property(
     def work(run: Run) -> None:
         shown = _show(run, unit)
         place = dict(shown).get(_PLACE, cgroup)
-        # Not on the way home: what was once set is taken back wherever the unit is now.
+        # Not when restoring: a value that was set is removed wherever the unit is now.
         if place != cgroup and text in ours[-1:] and files.inode(directory(files, cgroup)):
             # The cgroup is there, and only called like the unit: nothing is asked for.
             raise OSError(errno.ENXIO, f"systemd has {unit} in {place}")

@@ -38,7 +38,7 @@ class ConflictingTool:
 
 _NOTE_LINE = re.compile(rf"\s*vm[./]{DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
 _VARIABLE = re.compile(r"""\s*(?:export\s+)?(?P<name>\w+)=["']?(?P<value>[^"'#\s]*)""")
-# By the name of the process: what it does to levers of ours.
+# By process name: its effect on our levers.
 _AGENTS: Mapping[str, str] = {
     "writebackd": "sets the same limits",
     "ktune": "applies vm.dirty_* of its profile",

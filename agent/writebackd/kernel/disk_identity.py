@@ -83,7 +83,7 @@ def _disk(files: KernelFiles, name: str, devno: str) -> Optional[str]:
     # The size, because the parts of one card or drive share its number.
     if serial is not None:
         return f"{made} serial {serial} of {size}".strip()
-    # Two of the same make are told apart no longer; the scan finds that out.
+    # Two of one model are then indistinguishable, which the scan detects.
     return f"{made} of {size}" if read("device/model") else None
 
 

@@ -10,7 +10,7 @@ from typing import Callable, Collection, Optional
 
 from writebackd.kernel.files import KernelFiles
 
-# A remount tells nobody; read again this often.
+# A remount sends no event; read again this often.
 _AGAIN_S = 60.0
 # The last one on /proc counts. Blanks and newlines in names are escaped.
 _PROC = re.compile(r"^(?:[^ \n]+ ){4}/proc [^\n]* - proc [^ \n]* ([^ \n]+)$", re.MULTILINE)

@@ -20,7 +20,7 @@ from writebackd.policy.facts import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
 # Cgroups with systems of their own below, or a user's: what runs there is not the host's. A
-# container's id has 64 digits, whoever made it. No end: lxc.payload.NAME, kubepods-burstable.slice.
+# container's id has 64 digits. No end: lxc.payload.NAME, kubepods-burstable.slice.
 _INNER = re.compile(
     r"user\.slice|machine\.slice|kubepods|docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}"
 )
@@ -45,7 +45,7 @@ _VOLUMES = {
     "megaraid_sas": (2, 3), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
 }  # fmt: skip
 _CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
-# Parts of the names that virtual machines have in DMI, for processors whose flags do not tell.
+# Parts of the names that virtual machines have in DMI, for processors without such a flag.
 _VIRTUAL = (
     "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
     "virtual machine", "openstack", "google compute engine", "amazon ec2", "alibaba cloud",

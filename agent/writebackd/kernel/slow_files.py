@@ -10,7 +10,7 @@ from typing import Dict, List, Union
 
 from writebackd.kernel.files import KernelFiles
 
-# A read takes 20 us, or as long as whoever holds the lock waits for a disk that hangs.
+# A read takes 20 us, or as long as the lock's holder waits for a hung disk.
 _READ_S = 0.05
 # While one hangs the others are waited for this long, so that a whole shelf costs little.
 _READ_MORE_S = 0.002

@@ -214,7 +214,7 @@ class _Scan:
         devices = []
         for uuid, members in pools.items():
             link = self._files.readlink(f"/sys/fs/btrfs/{uuid}/bdi")
-            # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
+            # Before 5.10 it is unknown which of btrfs-1, btrfs-2 it is.
             bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
             disks = [self.disk(name) for name in members]
             devices.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))

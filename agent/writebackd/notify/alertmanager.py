@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 API = "/api/v2/alerts"
 # An alert that is not heard of for so many resends is over, as Prometheus has it.
 _LIVES = 3
-# Culprits that fit an annotation somebody reads.
+# Culprits that fit a readable annotation.
 _MOST_CULPRITS = 3
-# Ended ones that are still told of: the bound on what a dead Alertmanager makes us keep.
+# Ended alerts that are still sent: bounds what we keep for a dead Alertmanager.
 MAX_ENDED = 256
 
 LabelSet = Tuple[Tuple[str, str], ...]
@@ -83,8 +83,8 @@ class Alertmanager(Route):
         self._send = send
         self._backoff = backoff or Backoff(last_s=min(60.0, resend_s))
         self._active: Dict[LabelSet, Alert] = {}
-        # The alert, when it ended (wall clock), and until when that is told (monotonic; None:
-        # not told at all yet).
+        # The alert, when it ended (wall clock), and until when that is sent (monotonic; None:
+        # not sent yet).
         self._ended: Dict[LabelSet, Tuple[Alert, float, Optional[float]]] = {}
         self._lost = 0
         self._news = 0  # changes of what stands, so far

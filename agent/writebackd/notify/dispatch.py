@@ -84,7 +84,7 @@ class Routes:
         Never blocks. `wall_s` in seconds since 1970; `hidden` is what another alert explains.
         """
         events = self._tracker.tell(active, wall_s, hidden)
-        # What was told as begun and has not ended an Alertmanager has to hear again.
+        # A new Alertmanager must learn of alerts that were sent and have not ended.
         active = (*active, *(each for each in hidden if self._tracker.knows(each)))
         news = {each.id for each in events}
         old = [each for each in self._tracker.standing(wall_s) if each.id not in news]

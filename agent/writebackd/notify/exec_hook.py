@@ -27,7 +27,7 @@ from .route import QueuedRoute, Refused, RouteError
 
 # Of its output that is kept for the log; the rest is read and thrown away.
 _MOST_OUTPUT = 4096
-# How long an end is looked for at a time: nothing tells it but asking (pidfd: Linux 5.3).
+# Seconds between checks for the end: it can only be polled (pidfd: Linux 5.3).
 _LOOK_S = 0.05
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NOBODY = 65534

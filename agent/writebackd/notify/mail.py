@@ -52,7 +52,7 @@ def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> by
     else:
         mail["In-Reply-To"] = first
         mail["References"] = first
-    # Out-of-office answers to root help nobody (RFC 3834).
+    # No out-of-office answers to root (RFC 3834).
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Writebackd-Alert"] = alert.name.value
     mail.set_content("\n".join(body(event, host, runbook)) + "\n")

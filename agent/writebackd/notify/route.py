@@ -194,7 +194,7 @@ class QueuedRoute(Route):
     def _run(self) -> None:
         refused = 0
         while True:
-            # In this order: what came before the flag was set is still told.
+            # In this order: events from before the flag was set are still sent.
             closing = self._closing
             event = self._waiting[0] if self._waiting else None
             if event is None:

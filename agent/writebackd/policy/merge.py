@@ -199,7 +199,7 @@ class Merger:
         inherited = bool(glob) and (low, high) == general
         if low.value <= high.value or inherited or self._is_broken(glob, small, large):
             return
-        # Point at the line somebody wrote last: the other one may be a default.
+        # Point at the line written last: the other one may be a default.
         own = low.origin != "default" and not (glob and low == general[0])
         if self.window:
             changed = {each.origin for each in self.windows[self.window].values()}

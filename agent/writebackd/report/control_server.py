@@ -36,7 +36,7 @@ _ACCEPTS_PER_CALL = 4
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _UCRED = struct.Struct("iII")
 
-# Exit codes that a client is told to end with; the same as in cli/exit_codes.py.
+# Exit codes sent to clients; the same as in cli/exit_codes.py.
 _EXIT_BAD_NEWS, _EXIT_USAGE, _EXIT_NOT_PERMITTED = 1, 2, 4
 
 WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial", "drain", "reset-stats"})

@@ -63,7 +63,7 @@ def device_row(
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
         # Capacity and fill are as the kernel reads them from a cache of its own, else as behaviour
-        # shows them, the rest as somebody says; queue/write_cache is no evidence of a controller's.
+        # shows them, the rest as reported; queue/write_cache is no evidence of a controller's.
         "write_cache": {
             "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
             "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),

@@ -33,7 +33,7 @@ MAX_ROWS = 50_000
 MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
 # Rows of figures: those of 10 s for a day, those of 5 minutes for a month, and so for events.
 FINE_S, KEPT_S = 86_400.0, 30 * 86_400.0
-# Alerts are few, and whoever looks for the last bad battery looks back further.
+# Alerts are few, and the last bad battery may be long ago.
 ALERTS_KEPT_S = 365 * 86_400.0
 _KEPT_S = {"events": KEPT_S, "alerts": ALERTS_KEPT_S, "fine": FINE_S, "coarse": KEPT_S}
 # A clock that is ahead of what was recorded last by more than this says for an hour nothing of

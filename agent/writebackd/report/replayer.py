@@ -22,7 +22,7 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
 
-# Differences that are told one by one.
+# Differences that are listed.
 MOST_DIFFERENCES = 20
 
 

@@ -38,7 +38,7 @@ from writebackd.tuning import FLOOD_RATE
 
 # May link nowhere and run nothing, also where a name should get past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# Rows of the table of events; a longer one nobody reads, and `history --csv` has all.
+# Rows of the table of events; `history --csv` has all.
 MAX_EVENTS = 300
 
 

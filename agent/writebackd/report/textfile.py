@@ -78,7 +78,7 @@ class TextFile:
     def _store(self, text: str) -> Optional[str]:
         """Replace the file; returns the error."""
         try:
-            # node_exporter reads *.prom, so it never sees the file beside it.
+            # node_exporter reads *.prom, so it never sees the temporary file.
             write_atomically(self.path, text.encode("utf-8"))
         except OSError as error:
             return f"cannot be written: {error.strerror}"

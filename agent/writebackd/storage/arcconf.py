@@ -35,7 +35,7 @@ BATTERY: table.Words[Protection] = (
     *table.TROUBLE,
 )  # fmt: skip
 _BACK, _THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
-# What a volume's cache does now, or, with a battery as the condition, was told to.
+# The current mode of a volume's cache, or its setting if a battery is the condition.
 MODES: table.Words[CacheMode] = (
     (_THROUGH, ("off", "off *", "disabled", "disabled *", "write through", "enabled write through",
                 "on write through")),

@@ -42,7 +42,7 @@ FLAGS: table.Words[Optional[Protection]] = (
         "is soh good", "remaining capacity alarm", "remaining time alarm",
         "discharge terminated", "charging terminated")),
 )  # fmt: skip
-# The newer firmware, which always tells a state, tells this; behind it comes one of _BEHIND.
+# Newer firmware, which always reports a state, reports this; one of _BEHIND follows.
 _NEWER = "pack is about to fail & should be replaced"
 _BEHIND = ("bbu gasgauge status", "relative state of charge", "auto learn period",
            "next learn time", "exit code")  # fmt: skip
@@ -117,7 +117,7 @@ def _controller(adapter: _Adapter) -> Controller:
         Volume(number, mode=_mode(each), works=_works(keys), unread=tuple(each.unread))
         for number, each, keys in drives
     )
-    # A volume that is told to write back and does not is one that waits for a battery.
+    # A volume set to write back that does not is waiting for a battery.
     wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in drives)
     missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(

@@ -31,7 +31,7 @@ _HOMES = (
     "/usr/StorMan", "/usr/RaidMan", "/opt/3ware", "/opt/3ware/CLI",
 )  # fmt: skip
 # No locale, or decimals have commas; no HOME to leave files in. HPE's tools look at each foreign
-# LUN, for minutes where there are hundreds, unless told to pass them over.
+# LUN, for minutes where there are hundreds, unless asked to skip them.
 _ENVIRONMENT = {
     "LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "INFOMGR_BYPASS_NONSA": "1"
 }  # fmt: skip

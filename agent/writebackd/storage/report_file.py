@@ -28,7 +28,7 @@ from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, read_json
 
 VERSION = 1
-# 64 controllers with 1 024 volumes each would be 5 MB; nobody has that many of both.
+# 64 controllers with 1 024 volumes each would be 5 MB; no host has that many of both.
 MOST_FILE = 1 << 20
 # Three turns of the timer, and the time that a run may take.
 STALE_S = 35 * 60.0

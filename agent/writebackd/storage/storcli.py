@@ -20,7 +20,7 @@ COMMANDS = (
     ("/cALL/eALL/sALL", "show", "rebuild", "J", "nolog"),
     ("/cALL/vALL", "show", "cc", "J", "nolog"),
     ("/cALL", "show", "patrolread", "J", "nolog"),
-    # For storcli2 alone: the disk of each volume, which its numbers do not tell.
+    # Only for storcli2: the disk of each volume, which does not follow from its numbers.
     ("/cALL/vALL", "show", "all", "J", "nolog"),
 )
 # What is left out where the first command fails: 007.1508 knows no `nolog` behind a show, and
@@ -60,8 +60,8 @@ _BITS = (
     (1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10, Protection.FAILED),
     (1 << 6, Protection.LEARNING), (1 << 3, Protection.CHARGING),
 )  # fmt: skip
-# Hot, discharging, learn requested, capacity low, learn due: firmware tells these of batteries that
-# it relies on (4096 is usual).
+# Hot, discharging, learn requested, capacity low, learn due: firmware reports these of batteries
+# that it relies on (4096 is usual).
 _HARMLESS = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 11 | 1 << 12
 _NOT_KNOWN = 0xFF
 # A list of batteries, whatever a release calls it.

@@ -16,7 +16,7 @@ from writebackd.storage.raid_types import Controller, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 T = TypeVar("T")
-# A fact, and the keys that tell it; the first that has a value counts.
+# A fact, and the keys that report it; the first with a value counts.
 Table = Dict[str, Tuple[str, ...]]
 # A meaning, and the phrases that have it; the first row that has the phrase counts. A phrase is all
 # that is said, in small letters and without punctuation; "*" stands for any other words.

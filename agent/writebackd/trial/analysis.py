@@ -25,7 +25,7 @@ WHOLE = 0.5
 # Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
 # unless they sleep for the limit for half of the time, which is the limit's doing.
 DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
-# The flusher wakes up this often where nobody has set vm.dirty_writeback_centisecs.
+# The flusher wakes up this often unless vm.dirty_writeback_centisecs was changed.
 WRITEBACK_S = 5.0
 # And the one in which commits are faster has no less than this part of the other's: programs that
 # wait for each do more then, those that sync by the clock as many. Those that sleep in write() for

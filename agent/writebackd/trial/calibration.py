@@ -35,11 +35,11 @@ from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import Device
 
 TICK_S = 0.5
-# Seconds without any load, in which somebody else's shows; and of fsyncs alone, with a pause after
+# Seconds without own load, to see other programs' load; and of fsyncs alone, with a pause after
 # each: the media may take milliseconds for its block, and would be busy with them for long when
 # the flood begins.
 WATCH_S, IDLE_S, IDLE_WAIT_S = 3.0, 1.0, 1e-3
-# Syncs in the watch that are nobody's commits: journald makes one in minutes.  Later, a second.
+# Syncs in the watch that are not commits: journald makes one in minutes.  Later, a second.
 FEW, FEW_RATE = 1, 1.0
 # Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
 SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
@@ -53,14 +53,14 @@ ENOUGH_S = 100.0  # of R, for all of it
 # destages the blocks of fsyncs every 9 s, and the flood gets a small part meanwhile.
 STEADY_S, STEADY = 9.0, 0.1
 # Seconds between two fsyncs while the cache fills, and times an unloaded one at least: more would
-# take the media's time from the flood, and fewer would not tell whether it is full.
+# take the media's time from the flood, and fewer would not show whether it is full.
 FILL_WAIT_S, FILL_WAITS = 0.02, 20.0
 # Of the media's time, that fsyncs take where they are spaced, since they would take all of it.
 # What each takes is known to a factor of three after the seconds of a fill.
 PRICED = 0.2
-# Threads of the kernel that dirty a filesystem's own blocks, for whoever writes.
+# Kernel threads that dirty a filesystem's own blocks for any writer.
 _KERNEL = ("kworker/", "jbd2/", "xfsaild/", "btrfs-")
-# Alerts that a flood of ours may raise.
+# Alerts that our own flood may raise.
 _FLOODED = (AlertName.COLLAPSE, AlertName.EXHAUSTED)
 
 

@@ -104,7 +104,7 @@ class TrialController:
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
         if snapshot.mode is Mode.OBSERVE:
-            # No limit is ours: those in force are those found, whoever set them since the start.
+            # No limit is ours: those in force are the originals, even if changed since the start.
             snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
         plan = _plan(args, _device(snapshot, text_argument(args, "device")))
         refused = objection(snapshot, policy, plan.device, plan.ceiling_s)
