@@ -46,10 +46,9 @@ def others_may_change(
     """Who but root (or we) may write a file or put another in its place, and the remedy; None:
     nobody. Of a path without links; of one with links, who may change those. Raises OSError.
 
-    `top` and what is above it is trusted. `sticky`: so are sticky directories above `path`, like
-    /tmp, where nobody can replace what is root's, but anybody may make what is not there. `place`
-    is where the remedy sends files whose directories are other people's: nobody shall take those
-    away.
+    `top` and the directories above it are trusted. `sticky`: so are sticky directories above
+    `path`, like /tmp, where users cannot replace root's files, but can create missing ones. `place`
+    is where the remedy sends files in other people's directories, which must keep their owners.
     """
     directories = list(reversed(path.parents))
     if top in directories:
@@ -92,8 +91,8 @@ def read_taken(runtime_dir: Path) -> Optional[str]:
 def runtime_dir_in_use(host_dir: Path = RUNTIME_DIR) -> Path:
     """The directory of the last daemon's socket or ledger, else `host_dir`.
 
-    Below /tmp anybody may make a directory of that name once it is gone: it counts only
-    while it belongs to the owner of the record, and nobody else may write there.
+    Below /tmp any user may create a directory of that name once it is gone: it counts only
+    while the owner of the record owns it, and no other user may write there.
     """
     try:
         with open(host_dir / IN_USE, "rb") as file:

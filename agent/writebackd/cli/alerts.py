@@ -67,7 +67,7 @@ def alerts(options: argparse.Namespace) -> int:
     if response is None:
         raise CommandError(problem, NO_DAEMON)
     if strange and not any(each["device"] for each in past):
-        # A slip of the hand is no all-clear; one that is gone may have a past.
+        # A misspelt name is no all-clear; a device that is gone may have past alerts.
         raise CommandError(strange, USAGE)
     return GOOD
 

@@ -145,7 +145,7 @@ def _work(collect: Callable[[], str], write: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             answer = _GOOD + collect().encode("utf-8", "backslashreplace")
-        except Exception as error:  # of whatever kind: it is told in its place
+        except Exception as error:  # of any kind: the archive has the error instead
             said = str(error) or type(error).__name__
             if isinstance(error, OSError) and error.filename:
                 said = f"{error.filename}: {error.strerror}"

@@ -227,7 +227,7 @@ class _Chooser:
     def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
         self._config_dir = config_dir
         self._runtime_dir = runtime_dir
-        self._skipped: Tuple[str, ...] = ()  # told already
+        self._skipped: Tuple[str, ...] = ()  # already reported
 
     def __call__(self) -> Policy:
         """Raises PolicyError."""

@@ -22,7 +22,7 @@ from writebackd import formats
 from writebackd.cli.status_screen import urgency
 from writebackd.policy.units import UnitError, parse_size
 
-if TYPE_CHECKING:  # who lacks psutil is told so by top, and needs none for --json
+if TYPE_CHECKING:  # top reports a missing psutil; --json needs none
     from writebackd.cli.io_waits import Wait
 
 Answer = Mapping[str, Any]

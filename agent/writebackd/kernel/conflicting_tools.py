@@ -297,7 +297,7 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
     for each in profiles.unknown if profiles.paths else ():
         yield ConflictingTool(
             level, "tuned", active or "", None, f"{profiles.paths[0]}:1",
-            f"tuned's active profile {active} includes {each}, which cannot be told or read here"
+            f"tuned's active profile {active} includes {each}, which cannot be resolved or read"
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
     lines = (BootSetting("tuned", each.place, each.setting, each.value) for each in profiles.lines)

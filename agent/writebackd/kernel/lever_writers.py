@@ -15,9 +15,9 @@ def writer_of(
 ) -> Optional[ForeignWrite]:
     """The newest write in `seen` that set the changed value; None if none was seen.
 
-    `seen`: what the probe's queue held, by tick; `own`: our processes, daemon and watcher.  The
-    probe sees a write before the kernel has judged it: one of another value may have been
-    refused.  Only where none fits and the queue was full, the last to the same lever is taken.
+    `seen`: the content of the probe's queue, by tick; `own`: pids of daemon and watcher.  The probe
+    sees a write before the kernel accepts it: a write of another value may have been refused.
+    Only if none matches and the queue was full, the last write to the lever counts.
     """
     name = changed.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
     same = [w for queue in seen for w in queue if w.lever == name and w.pid not in own]
@@ -36,7 +36,7 @@ def writer_of(
 def command_line(raw: bytes) -> Optional[str]:
     """The part of a command line that the probe saw, as one printable line; None without one.
 
-    Words are parted by NUL; dots where the line was longer than `raw`.
+    Words are separated by NUL; dots mark a line longer than `raw`.
     """
     words = raw.rstrip(b"\0")
     if not words:

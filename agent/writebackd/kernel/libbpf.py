@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """libbpf.so.1 through ctypes: only the calls that the probe needs.
 
-ctypes because it costs 1.3 MB and no compiler (cffi needs a build per ABI,
-bcc 134 MB).  Every function has its types declared: an undeclared result
-would be cut to 32 bits and crash later.
+ctypes takes 1.3 MB and no compiler (cffi needs a build per ABI, bcc 134 MB).
+Types of all functions are declared: an undeclared result would be truncated
+to 32 bits and crash later.
 """
 
 from __future__ import annotations

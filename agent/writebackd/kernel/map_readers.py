@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the probe's BPF maps as differences since the last tick.
 
-A tick costs what changed in it.
+The cost of a tick depends on what changed in it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Reading:
 def difference(current: bytes, last: bytes) -> Histogram:
     """The growth of a histogram of 32-bit counters, wrap-around included.
 
-    A tick moves a few counters near each other: to compare part by part takes 3 to 4 us, to
-    look at each number 10.
+    A tick changes a few adjacent counters: comparing part by part takes 3 to 4 us, number by
+    number 10.
     """
     indices: List[int] = []
     counts: List[int] = []
@@ -254,8 +254,8 @@ class SyncReader:
     def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
         """Whether the thread has left a sync whose end was missed.
 
-        A sync sleeps uninterruptibly, and takes no time in user mode.  wchan would tell as
-        well, but is for CAP_SYS_PTRACE.
+        A sync sleeps uninterruptibly, and uses no user time.  wchan would show it too, but needs
+        CAP_SYS_PTRACE.
         """
         thread = thread_state(tid) if self._misses_ends else None
         if thread is None:

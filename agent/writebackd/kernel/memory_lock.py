@@ -42,8 +42,8 @@ def lock_all() -> Optional[str]:
 def collect_seldom() -> None:
     """Exclude existing objects from garbage collection, and run it per 50 000 new ones, about 5 MB.
 
-    What a tick makes has no cycles and is freed without the collector, which would look
-    through it again and again: a seventh of a tick's time with 1 024 disks.
+    Objects of a tick have no cycles and are freed without the collector, which would scan them
+    repeatedly: a seventh of a tick's time with 1 024 disks.
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
@@ -52,7 +52,7 @@ def collect_seldom() -> None:
 def read_in_code() -> Optional[str]:
     """Read all code and constants into memory, also unused ones; returns an error or None.
 
-    After `lock_used` they stay: 2.5 MB.  Otherwise they come when they are used first.
+    After `lock_used` they stay, 2.5 MB; otherwise they are loaded at first use.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     problem = None

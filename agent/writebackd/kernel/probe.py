@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens and reads the probe: BPF, or procfs without it.
 
-Counting goes on in BPF all the time; `read` takes the difference to the last
-call.  Counting starts when the probe is opened, so nothing from before is in it.
+BPF counts all the time; `read` returns the difference since the last call.
+Counting starts when the probe is opened.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class BpfProbe:
     ) -> None:
         """`image` is the object's content; `cpus` and `devices` set sizes for another host.
 
-        `fsync_hook`: one of hooks.TIERS that fsync has to be watched by. `mounted`: types of
-        filesystems whose fsync has to be seen, at the price of watching system calls.
+        `fsync_hook`: the required one of hooks.TIERS. `mounted`: types of filesystems whose fsync
+        must be visible, if necessary by hooks on system calls.
         """
         cgroup = cgroup2_mount(files)
         cpus = libbpf.possible_cpus() if cpus is None else cpus
@@ -265,7 +265,7 @@ class BpfProbe:
     def go_on_from(self, earlier: BpfProbe) -> None:
         """Take over the stuck syncs whose beginning only `earlier` has seen.
 
-        For this long both are attached: one that ends meanwhile, and is not missed by both
+        Meanwhile both are attached: a sync that ends, unless both miss that
         (`Choice.misses_ends`), is gone from `earlier`.
         """
         ours, theirs = (probe.inflight_syncs() for probe in (self, earlier))
@@ -279,8 +279,8 @@ class BpfProbe:
     def covers(self, fstypes: Sequence[str]) -> bool:
         """False if reopening the probe may add a missing hook or slot.
 
-        At its first mount, after the hooks were chosen, a filesystem's module is loaded, and system
-        calls may have to be watched for it.
+        A filesystem's module may be loaded at its first mount, after the hooks were chosen, and may
+        need hooks on system calls.
         """
         if self._losses.read().no_slot:
             return False
@@ -344,7 +344,7 @@ class BccProbe(BpfProbe):
 def compiled_programs(image: bytes) -> Dict[str, bytes]:
     """Programs that bcc compiled from the source next to the object, for the object's maps.
 
-    Raises OSError that says what to do when it cannot be had.
+    Raises OSError that says what to do if it is unavailable.
     """
     with libbpf.Object(image) as obj:
         maps = [each.name for each in obj.maps()]
@@ -361,7 +361,7 @@ def object_path() -> Path:
 def object_image() -> bytes:
     """The object's content, read once: later openings must not wait for a disk.
 
-    Raises OSError that says what to do when it is missing.
+    Raises OSError that says what to do if it is missing.
     """
     path = object_path()
     try:
@@ -387,7 +387,7 @@ def open_probe(
 ) -> Probe:
     """The probe that `backend` names ("auto": the best this kernel supports).
 
-    Raises OSError or BpfError when one asked for by name, or such a hook, cannot be had.
+    Raises OSError or BpfError if a requested probe or hook is unavailable.
     """
     if backend == "procfs":
         if fsync_hook != hooks.AUTO:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens the probe again when a filesystem is mounted that was not hooked.
 
-Opening takes 1 to 3 s, and closing waits for the kernel hook by hook: threads do both.
+Opening takes 1 to 3 s, and closing waits for the kernel at each hook, so threads do both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reprobe:
     def better(self, probe: Probe, devices: Sequence[Device]) -> Probe:
         """The same probe, or a better one, while `probe` is being closed. Never waits.
 
-        Once a tick, before that is read: the old probe reads it, the new one all from then on.
+        Call it before reading a tick: the old probe reads that tick, the new one all later ones.
         """
         if self._thread is not None:
             if not self._thread.is_alive():

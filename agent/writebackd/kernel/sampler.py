@@ -124,7 +124,7 @@ class Sampler:
     def _unlisted(self, reading: Optional[Reading], dirtied: Optional[int]) -> int:
         """Bytes dirtied according to the kernel, minus those of the threads in the probe's table.
 
-        Without a loss the difference is what threads have dirtied since they were looked at.
+        Without losses the difference is what threads have dirtied since they were read.
         """
         before, self._dirtied = self._dirtied, dirtied
         if reading is None or not reading.unlisted or before is None or dirtied is None:

@@ -23,7 +23,7 @@ _hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by 
 def read(files: KernelFiles, directory: str, name: str) -> str:
     """The content of `name` in `directory`, whose files share a lock.
 
-    Raises OSError, EBUSY among it where the kernel keeps it.
+    Raises OSError; EBUSY if the read takes too long.
     """
     for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
         del _hanging[home]

@@ -3,9 +3,9 @@
 
 Dirty pages belong to the BDI of a whole block device (that of the disk for a
 partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
-All is read from /sys; no device node and no mount point is opened.  A read of queue/*
-may wait all the same for whoever writes another file of a frozen queue: up to 6.10
-any file, on 6.18 rotational and write_cache behind max_sectors_kb.
+Only /sys is read; no device node or mount point is opened.  Even so a read of queue/*
+may wait for a write to another file of a frozen queue: up to 6.10 for any file, on 6.18
+rotational and write_cache for max_sectors_kb.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class _Scan:
 def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
     """Filesystems on a BDI, each with the mount a person would name: whole, then shortest.
 
-    Containers come and go by overlay and tmpfs mounts; none moves one.
+    Mounts of containers, overlay and tmpfs, change none of them.
     """
     best: Dict[str, Mount] = {}
     for mount in sorted(read_mounts(files), key=lambda m: (m.root != "/", len(m.mountpoint))):
@@ -325,7 +325,7 @@ class Topology:
     def refresh(self) -> bool:
         """Use the result of a finished scan, and start one if needed; never waits.
 
-        Whether the devices are others than before.
+        Returns whether the devices changed.
         """
         if self._uevents is not None and self._uevents.drain():
             self._pending = True

@@ -27,7 +27,7 @@ class Uevents:
     def drain(self) -> int:
         """Read all pending events, without blocking; returns the number of reasons to scan again.
 
-        Lost events are one: ENOBUFS says that the kernel dropped some, and not which.
+        Lost events count as one: ENOBUFS does not say which the kernel dropped.
         """
         reasons = 0
         while True:

@@ -2,9 +2,8 @@
 """The global dirty limits: /proc/sys/vm/dirty_* and the thresholds in /proc/vmstat.
 
 Limit and background limit are a *pair* of files each, bytes and ratio: two
-forms of one setting.  Writing one form zeroes the other, and 0 is refused by
-the bytes files, so a host in ratio form is brought back by writing the ratio.
-(mm/page-writeback.c)
+forms of one setting.  Writing one form zeroes the other, and the bytes files
+refuse 0, so the ratio form is restored by writing the ratio (mm/page-writeback.c).
 """
 
 from __future__ import annotations
@@ -110,9 +109,9 @@ def read_state(files: KernelFiles) -> VmState:
     """The limits with their thresholds, and the dirty pages, in bytes.
 
     The kernel computes both thresholds while /proc/vmstat is read: exact in bytes form,
-    in ratio form from the memory of the moment.  A real-time reader sees a quarter of the
-    limit and 1/32 of the smoothed limit more (6.18: 4921 instead of 3841 pages), so whoever
-    reads back must not be real-time.  nr_dirty may be off by 125 pages per CPU and node.
+    in ratio form from the current memory.  A real-time reader sees a quarter of the limit
+    and 1/32 of the smoothed limit more (6.18: 4921 instead of 3841 pages), so the caller
+    must not be real-time.  nr_dirty may be off by 125 pages per CPU and node.
     Raises OSError, or ValueError naming the file.
     """
     limits = read_limits(files)
@@ -142,8 +141,8 @@ def read_state(files: KernelFiles) -> VmState:
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:
     """The kernel's thresholds for a pair in bytes form, both in pages.
 
-    It rounds up to pages, and takes half of the limit for a background limit
-    that is not below it (global_dirty_limits()).
+    It rounds up to pages, and replaces a background limit that is not below the
+    limit by half of the limit (global_dirty_limits()).
     """
     limit = -(-limit_bytes // page)
     background = -(-background_bytes // page)
@@ -153,8 +152,8 @@ def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> T
 def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
     """How the thresholds in force differ from the two limits; None if they match.
 
-    One page is allowed for.  The sysctl files are no proof: they read back what
-    was written even where the kernel uses something else.
+    A difference of one page is accepted.  The sysctl files prove nothing: they read
+    back what was written even if the kernel uses something else.
     """
     page = page_size()
     expected = expected_thresholds(limit_bytes, background_bytes, page)

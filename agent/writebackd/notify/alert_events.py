@@ -22,8 +22,8 @@ class EventKind(Enum):
 class AlertEvent:
     """Something to notify people about once.
 
-    `alert` is as it is now, at an end as it was seen last; `before` as it was told the time
-    before, where it changed. `id` is the same from begin to end.
+    `alert` is the current state, at an end the last one; `before` is the one reported last, if it
+    changed. `id` is the same from begin to end.
     """
 
     what: EventKind
@@ -58,9 +58,9 @@ class _Standing:
 class Tracker:
     """Remembers the active alerts and what was reported of them.
 
-    Numbers move in every tick, and so does who is the heaviest of several culprits: neither
-    is worth a word. Severity and cause are, and the first culprit that is found. An alert
-    whose cause changed is the same trouble: one change, not an end and a begin.
+    Numbers change in every tick, and so does the heaviest of several culprits: neither is
+    reported. Severity and cause are, and the first culprit. An alert whose cause changed is
+    the same problem: one change, not an end and a begin.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Tracker:
     ) -> Tuple[AlertEvent, ...]:
         """The events since the last call; of two alerts with one key the first counts.
 
-        `hidden` stand as well, and another one explains them: those that had begun have not
-        ended, and no other begins.
+        `hidden` are active, but explained by another alert: those that had begun do not end, and
+        others do not begin.
         """
         now: Dict[Key, Alert] = {}
         for alert in active:

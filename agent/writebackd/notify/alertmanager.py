@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Alertmanager, API v2: posts the active alerts, again and again.
 
-Its facts, as of 0.25: the labels are an alert's identity; endsAt in the future means it burns,
-and without a word until then it is over; of two messages on one alert the later endsAt counts,
-unless the newer one lies in the past of Alertmanager's own clock. So where our clock is ahead,
-"it ended now" is not believed at first, and is said again until the last endsAt has passed.
+Its rules, as of 0.25: the labels are an alert's identity; with endsAt in the future it is firing,
+and it is resolved then unless resent; of two messages on one alert the later endsAt counts, unless
+the newer one is in the past of Alertmanager's own clock. So if our clock is ahead, "it ended now"
+is ignored at first, and is resent until the last endsAt has passed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Post = Callable[[str, bytes, float], Answer]
 def labels_of(alert: Alert, host: str) -> LabelSet:
     """The constant parts of an alert, and severity, by which receivers are chosen.
 
-    When that rises it is another alert to Alertmanager; the set it had is resolved.
+    A new severity makes it another alert for Alertmanager; the old label set is resolved.
     """
     labels = {
         "alertname": "Writebackd" + alert.name.value.title().replace("_", ""),
@@ -68,8 +68,8 @@ def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
 class Alertmanager(Route):
     """One server; several have a route each, so that a dead one does not delay the others.
 
-    All that stands goes in one message: at once when something begins, ends or changes its
-    labels, else every `resend_s`.
+    All active alerts are one message: sent at once if one begins, ends or changes its labels,
+    else every `resend_s`.
     """
 
     def __init__(

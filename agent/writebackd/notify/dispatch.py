@@ -45,8 +45,8 @@ class Routes:
     def reload(self, settings: Routing) -> None:
         """Apply new settings: a route of the same kind continues with its queue.
 
-        One that is new, or has other receivers, is told what stands as begun. One that is no
-        more tells what waits, and ends.
+        A new one, or one with other receivers, gets the active alerts as begun. A removed one
+        sends what is queued, and ends.
         """
         self._runbook = settings.runbook or self._installed
         before, self._routes = self._routes, {}
@@ -81,7 +81,7 @@ class Routes:
     ) -> Tuple[AlertEvent, ...]:
         """Send the alerts of this tick; returns the events since the last call.
 
-        Never blocks. `wall_s` in seconds since 1970; `hidden` is what another alert explains.
+        Never blocks. `wall_s` in seconds since 1970; `hidden` are explained by another alert.
         """
         events = self._tracker.tell(active, wall_s, hidden)
         # A new Alertmanager must learn of alerts that were sent and have not ended.
@@ -102,8 +102,8 @@ class Routes:
     def close(self, timeout_s: float = 1.0) -> bool:
         """Try once more to send what is queued, within `timeout_s`. True if all was sent.
 
-        What stands is not taken back: Alertmanager keeps it for three resends, within which
-        the next start says it again.
+        Active alerts are not resolved: Alertmanager keeps them for three resends, within which
+        the next start sends them again.
         """
         deadline = time.monotonic() + timeout_s
         for route in self._routes.values():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Runs an admin's program for each alert event, with the event as JSON on stdin.
 
-Without root's rights, for a bounded time: it may hang, flood its output, or leave children behind.
+It runs unprivileged, with a time limit: it may hang, flood its output, or leave children behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """One HTTP POST with a total time limit; http.client has only one for each read.
 
-A server that answers a byte every nine seconds keeps a limit of ten from ever running out.
-It also saves the 3 MB of http.client and ssl where no https is asked for.
+A server that sends a byte every nine seconds never exceeds a read limit of ten.  It also saves the
+3 MB of http.client and ssl if https is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 def post(url: str, body: bytes, limit_s: float) -> Answer:
     """Send JSON. Raises OSError (TimeoutError when `limit_s` is over) or ValueError.
 
-    The resolver has a limit of its own, 10 s or so, when it looks up the server's name.
+    The resolver's own limit applies to the lookup of the server's name, about 10 s.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -87,8 +87,8 @@ def _facts(alert: Alert) -> Dict[str, str]:
 def _culprit(culprit: Culprit) -> Dict[str, str]:
     """Fields for the heaviest culprit.
 
-    With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows that
-    backup.service is to blame.
+    With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows alerts
+    caused by backup.service.
     """
     entry = {
         "CULPRIT": who(culprit),

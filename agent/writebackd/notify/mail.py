@@ -31,8 +31,8 @@ def _send(
 def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> bytes:
     """The mail with its headers.
 
-    What comes from elsewhere (names of processes and devices) has no line ends left by
-    alert_text.line, and EmailMessage refuses a header that has one.
+    alert_text.line has removed line ends from foreign text (names of processes and devices), and
+    EmailMessage refuses a header that has one.
     """
     # Megabytes, with OpenSSL, that are only there when mail is.
     from email.message import EmailMessage

@@ -40,9 +40,9 @@ class RouteState:
 
     name: str
     target: str
-    told: int  # events or, where the whole state is sent, times that it was
+    told: int  # events sent, or how often the whole state was
     waiting: int
-    lost: int  # that were never told and never will be
+    lost: int  # that were never sent and never will be
     error: Optional[str]  # of the last try; None: it went well
 
 
@@ -89,7 +89,7 @@ class Route:
         """Take the settings of `other`, a route of the same kind that was not started; whether its
         target changed.
 
-        What waits and what was counted stays. A try that is under way is still the old one's.
+        Queue and counters stay. A try in progress still uses the old settings.
         """
         with self._lock:
             moved = bool(self.target != other.target)
@@ -144,7 +144,7 @@ class Route:
         self._wake.clear()
 
     def _failed(self, error: str) -> None:
-        if self._error is None:  # told once, until it works again
+        if self._error is None:  # logged once, until it works again
             log.warning("alerts do not reach %s %s: %s", self.name, self.target, error)
         self._error = error
 

@@ -204,7 +204,7 @@ class Merger:
         if self.window:
             changed = {each.origin for each in self.windows[self.window].values()}
             if not changed & {low.origin, high.origin}:
-                return  # wrong all the time, and told so
+                return  # always wrong, and reported already
             own = low.origin in changed
         write = low.key.kind.format
         where = f" for device {glob}" if glob else ""

@@ -334,7 +334,7 @@ def remove_socket(path: Path, inode: int) -> None:
 def open_unix_listener(path: Path) -> Tuple[socket.socket, int]:
     """A socket that everybody may connect to, and its inode. Raises OSError naming the path.
 
-    A socket file found there is taken for a dead one and replaced.
+    An existing socket file is assumed to be stale and replaced.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

@@ -73,7 +73,7 @@ class Axis:
     base: int = LINEAR
     words: Words = "{:g}".format
     unit: float = 1.0  # linear ticks are round numbers of it
-    at: Optional[Tuple[float, ...]] = None  # the ticks, where they are not to be found
+    at: Optional[Tuple[float, ...]] = None  # the ticks, instead of the default ones
 
     def share(self, value: float) -> float:
         """The position on the axis, 0 to 1; values outside are drawn at the edge."""

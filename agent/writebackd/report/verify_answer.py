@@ -10,7 +10,7 @@ from writebackd.report.answer_parts import Json, held_json
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState
 
-# Name, file, what was written last and what is found.
+# Name, file, value written last and current value.
 LeverDifference = Tuple[str, str, str, str]
 _PAIR = ("dirty_bytes", "dirty_background_bytes")
 

@@ -22,7 +22,7 @@ COMMANDS = (("getconfig", "{number}"), ("getstatus", "{number}"))
 KEYS: table.Table = {
     "model": ("controller model",), "address": ("pci address",), "slot": ("physical slot",),
     "write cache": ("write-cache status", "write-cache mode"),  # what it does
-    "write cache setting": ("write-cache setting",),  # what it was told
+    "write cache setting": ("write-cache setting",),  # its setting
     "cache status": ("cache status",), "cache board": (), "method": ("ld acceleration method",),
     "caching": ("caching",), "without battery": ("no-battery write cache",),
     "battery": ("overall backup unit status", "backup power status", "status"),

@@ -34,8 +34,8 @@ class _Place(NamedTuple):
 
     driver: Optional[str]
     pci: Optional[str]
-    number: Optional[int]  # of the volume; None: it is none, or it cannot be told
-    is_volume: Optional[bool]  # None: cannot be told
+    number: Optional[int]  # of the volume; None: it is none, or unknown
+    is_volume: Optional[bool]  # None: unknown
 
 
 class _Located:

@@ -154,7 +154,7 @@ def _plan(args: Mapping[str, Any], device: str) -> Plan:
     return Plan(
         device, arms, block_s,
         settle_s=_number(args, "settle_s", 0.0, block_s / 2),
-        # Less than a tick cannot be told apart, and a minute of dirty data is no bound.
+        # Less than a tick is indistinguishable, and a minute of dirty data is no bound.
         ceiling_s=_number(args, "ceiling_s", 0.1, 60.0),
         stop_s=None if args.get("stop_s") is None else _number(args, "stop_s", 0.01, 600.0),
     )  # fmt: skip
