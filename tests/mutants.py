@@ -178,7 +178,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "        result"),
     ],
     "test_without_a_daemon_its_limits_are_told_with_the_way_back": [
-        Mutant("cli/client.py", "    if not found:\n        return f\": start it",
+        Mutant("cli/client.py", "    if not limits:\n        return f\": start it",
                "    if True:\n        return f\": start it"),
     ],
     "test_enforce_says_what_exit_restores_and_what_that_was_before": [
@@ -242,7 +242,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     ],
     "test_a_directory_that_others_may_change_is_not_used": [
         Mutant("paths.py",
-               "        if found.st_uid not in (0, os.geteuid()):", "        if False:"),
+               "        if status.st_uid not in (0, os.geteuid()):", "        if False:"),
     ],
     "test_a_program_runs_as_nobody": [
         Mutant("notify/exec_hook.py", "--reuid={_NOBODY}", "--reuid=0"),

@@ -11,19 +11,19 @@ from typing import Any, Callable, NoReturn
 
 
 def open_closed_streams() -> None:
-    """Closed (`>&-`, some starters): what is ordered is done all the same."""
+    """Open closed standard streams (`>&-`, some starters), so that orders still run."""
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
 
 
 def complain(text: str) -> None:
-    """A line on stderr; where that takes none, the exit code has to say it."""
+    """Print a line to stderr; if that fails only the exit code reports the problem."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def drop_unwritten(name: str = "stderr") -> None:
-    """Forget what a stream did not take: Python would try again at exit, and end with 120."""
+    """Drop what a stream did not take: Python would retry at exit, and end with 120."""
     try:
         getattr(sys, name).flush()
     except OSError:
@@ -31,7 +31,7 @@ def drop_unwritten(name: str = "stderr") -> None:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
-    """A type of argument: so many seconds."""
+    """An argument type: a number of seconds."""
 
     def parse(text: str) -> float:
         try:
@@ -46,7 +46,7 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 class Parser(argparse.ArgumentParser):
-    """As the standard one, but for its errors: it tells the nearest word, and where help is."""
+    """Like the standard parser, but its errors suggest the nearest word, and where to find help."""
 
     def error(self, message: str) -> NoReturn:
         complain(f"{self.prog}: {message}; `{self.prog} --help` says more")

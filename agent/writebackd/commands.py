@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the control socket answers, and its commands as values that the daemon applies.
 
-A command is applied when it arrives, between two ticks, and answered after that.  Until the next
-tick it may be 10 s (--interval), and a client waits for 5.
+A command is applied and then answered when it arrives, between two ticks.  The next tick may be
+10 s away (--interval), and a client waits for 5.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DRAIN_LEASE_S = 10.0
 
 @dataclass(frozen=True)
 class SetMode:
-    """Enforce or observe."""
+    """Change the mode to enforce or observe."""
 
     mode: Mode
     by_verb: bool = True  # False: a policy or a trial wants it, and the next policy may differ
@@ -81,7 +81,7 @@ class SetMode:
 
 @dataclass(frozen=True)
 class Pin:
-    """Hold the limit at so many bytes until released, or until a time."""
+    """Hold the limit at this many bytes until released, or until a time."""
 
     bytes: int
     uid: int
@@ -97,7 +97,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class EndPin:
-    """It has expired; a drain stays."""
+    """End an expired pin; a drain continues."""
 
     disturbs_trial = None  # there is none beside a pin
 
@@ -124,7 +124,7 @@ class Release:
 
 @dataclass(frozen=True)
 class StartDrain:
-    """Lower the limits of these devices to the floor; it takes the place of an earlier drain."""
+    """Lower the limits of these devices to the floor; replaces an earlier drain."""
 
     devices: Tuple[str, ...]
     draining: Draining
@@ -140,7 +140,7 @@ class StartDrain:
 
 @dataclass(frozen=True)
 class EndDrain:
-    """Decide the limits again, where nothing is pinned."""
+    """Decide the limits again, unless they are pinned."""
 
     why: str
     disturbs_trial = None  # there is none beside a drain
@@ -154,7 +154,7 @@ class EndDrain:
 
 @dataclass(frozen=True)
 class ResetStats:
-    """Count anew."""
+    """Reset the counters."""
 
     uid: int
     disturbs_trial = None
@@ -168,7 +168,7 @@ class ResetStats:
 
 @dataclass(frozen=True)
 class Forget:
-    """Drop what was learned of a device."""
+    """Drop the learned values of a device."""
 
     device: str
     disturbs_trial = None
@@ -184,7 +184,7 @@ Command = Union[SetMode, Pin, EndPin, Release, StartDrain, EndDrain, ResetStats,
 
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
-    """The end of a pin that has expired, and of a drain whose client is gone."""
+    """Commands that end an expired pin, or a drain whose client is gone."""
     if state.pinned is not None and state.pinned.is_over(now_s):
         log.info("pin expired")
         yield EndPin()
@@ -194,7 +194,7 @@ def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
 
 
 def note_order(state: RuntimeState, command: Command, wall_s: float) -> None:
-    """Keep in mind who has ordered it, and count anew where that was the order."""
+    """Remember who gave the order, and reset the counters if that was the order."""
     if isinstance(command, Pin):
         state.pinned = Pinned(command.uid, wall_s, command.until_s)
     elif isinstance(command, EndPin):
@@ -211,12 +211,12 @@ def note_order(state: RuntimeState, command: Command, wall_s: float) -> None:
 
 @dataclass(frozen=True)
 class Commands:
-    """Questions are answered from the state; what changes the memory is left to `apply`."""
+    """Answers requests from the state; changes to the memory are left to `apply`."""
 
     files: KernelFiles
     actuator: Actuator
     state: RuntimeState
-    keeper: LearnedStore
+    learned: LearnedStore
     # Answers with what was put back, and may raise OSError or ValueError.
     apply: Callable[[Command], Actions]
     trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]]
@@ -270,17 +270,17 @@ class Commands:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
-        found = [each.device.name for each in find_devices(snapshot, wanted)]
-        if len(found) > 1:
-            raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
-        if found[0] not in self.state.memory.devices or not self.keeper.was_read:
+        names = [each.device.name for each in find_devices(snapshot, wanted)]
+        if len(names) > 1:
+            raise RequestError(f"{wanted!r} may be {' or '.join(names)}: name one of these")
+        if names[0] not in self.state.memory.devices or not self.learned.was_read:
             raise RequestError("learned values are still being read: try again in a second", 1)
-        self.apply(Forget(found[0]))
-        log.info("learned values of %s dropped by uid %d", found[0], uid)
-        return forget_json(found[0], ["learned again from the next flood and fsync"])
+        self.apply(Forget(names[0]))
+        log.info("learned values of %s dropped by uid %d", names[0], uid)
+        return forget_json(names[0], ["learned again from the next flood and fsync"])
 
     def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        """`start`, then `renew` until `end` or `hold`; without that a drain ends by itself."""
+        """`start`, then `renew` until `end` or `hold`; without renewal a drain ends by itself."""
         order = text_argument(args, "order")
         if order == "start":
             return self._start_drain(snapshot, args, uid)
@@ -322,7 +322,7 @@ class Commands:
         return drain_json(draining.number, tuple(chosen), self._not_lowered())
 
     def _not_lowered(self) -> Sequence[str]:
-        """Why a drain leaves the limits alone."""
+        """Why a drain does not lower the limits."""
         memory, off = self.state.memory, self.state.off
         if off is not None:
             return [f"limits stay as they are: {off} exists"]
@@ -347,13 +347,13 @@ class Commands:
             self.state.memory.yielded,
             self.actuator.levers.held(vm.threshold_bytes),
             [
-                (str(lever), file_of(lever), written, found)
-                for lever, written, found in self.actuator.levers.differing()
+                (str(lever), file_of(lever), written, current)
+                for lever, written, current in self.actuator.levers.differing()
             ],
         )
 
     def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
-        """What this daemon holds in the kernel, as the last decision says."""
+        """The values this daemon has in the kernel, according to the last decision."""
         decision = snapshot.decision
         if self.actuator.dry_run or self.state.memory.limit_bytes is None:
             return None
@@ -380,7 +380,7 @@ class Commands:
         return mode_json(mode, lines, good=all(action.ok for action in actions))
 
     def _restores(self) -> str:
-        """What the end restores; not what was found first, once somebody else has set limits."""
+        """What exit restores: not the first original limits if somebody has changed them."""
         originals, first = self.actuator.originals, first_found(self.files)
         keep = self.actuator.on_exit == "keep"
         text = f"{'`writebackctl observe`' if keep else 'exit'} restores {in_words(originals)}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon: its start and end, and one tick: read, estimate, decide, act, report.
 
-All in one thread. Memory is written here alone: by the tick, and by commands between two ticks.
-Nothing waits for a disk, because the host this runs on is the one whose disk hangs: ledger, lease,
-lock and socket live in /run, logging, history and what was learned have threads that drop and
-count, memory is locked.
+Everything runs in one thread. Only this module writes the memory: in a tick, or by commands between
+two ticks. Nothing waits for a disk, since the disk of this host may hang: ledger, lease, lock and
+socket are in /run; logging, history and learned values have threads that drop and count; memory is
+locked.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ WATCHER_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, resolved."""
+    """The parsed command line."""
 
     runtime_dir: Path
     state_dir: Path
@@ -79,7 +79,7 @@ class Options:
 
 
 class Daemon:
-    """Owns every part; `run` returns after the originals are back."""
+    """Owns all parts; `run` returns after the original limits are restored."""
 
     def __init__(
         self, options: Options, load: Callable[[], Policy],
@@ -88,7 +88,7 @@ class Daemon:
     ) -> None:
         """`load` reads the policy, again on SIGHUP.
 
-        Raises AlreadyRunning, PolicyError, and OSError or BpfError for what was asked for by name.
+        Raises AlreadyRunning, PolicyError, or OSError or BpfError for an unavailable probe.
         """
         self._options = options
         self._files = files or KernelFiles()
@@ -103,13 +103,13 @@ class Daemon:
     def _make_parts(
         self, options: Options, on_tick: Callable[[Optional[Snapshot]], None]
     ) -> None:
-        # Before all that takes time: what an earlier run has set must not go home meanwhile.
+        # First, as the rest takes time: limits of an earlier run must not be restored meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         in_service = "NOTIFY_SOCKET" in os.environ
         self._watch = WatcherSupervisor(options.runtime_dir, SERVICE_S if in_service else 0.0)
         self._off_switch = kill_switch.of_host(self._files, options.runtime_dir)
-        self._devices = tuple(linked(self._files, each) for each in options.devices)
+        self._devices = tuple(linked(self._files, path) for path in options.devices)
         self._monitor = HostMonitor(
             self._files, options.probe, options.fsync_hook, self.policy.probe, self._devices,
             self._excluded,
@@ -121,16 +121,16 @@ class Daemon:
         self._orders = OrdersFile(options.runtime_dir / ORDERS, self._files)
         self.state = self._orders.saved.state(
             options.mode or Mode(self.policy.mode),
-            # Where procfs was asked for, that fsync cannot be seen is no news.
+            # With procfs by request, it is expected that fsync is not visible.
             AlertMemory(sighted=self._monitor.backend != "procfs"),
         )
         self._executor = Executor(self._actuator, self.state.count_writes)
         self._executor.set_dry_run(self.state.memory.mode, off=False)
         self._history = History(options.state_dir / HISTORY)
-        self._teller = Publisher(self._history, self.policy.alerts, on_tick)
+        self._publisher = Publisher(self._history, self.policy.alerts, on_tick)
         kept = self.policy.history.samples_bytes
-        self._tape = Recorder(options.state_dir / SAMPLES, kept) if kept else None
-        self._keeper = LearnedStore(
+        self._recorder = Recorder(options.state_dir / SAMPLES, kept) if kept else None
+        self._learned = LearnedStore(
             options.state_dir / LEARNED, lambda memory: to_keep(memory, self.state.alerts.health)
         )
         self._actions: Actions = ()
@@ -139,33 +139,33 @@ class Daemon:
         self._signals = Signals()
         self._report = TickReport(
             self._files, self.state, self._monitor, self.policies, self._actuator, self._lease,
-            self._watch, self._history, self._teller, options.state_dir, _boottime(),
+            self._watch, self._history, self._publisher, options.state_dir, _boottime(),
         )
         self._exposition = Exposition(lambda: self.state.snapshot)
-        self._desk = TrialController(self._begin_trial, self._end_trial)
+        self._trial = TrialController(self._begin_trial, self._end_trial)
         self.handle = Commands(
-            self._files, self._actuator, self.state, self._keeper, self.apply, self._order_trial,
-            self._exposition.told, self._monitor.hidepid.option, _boottime,
+            self._files, self._actuator, self.state, self._learned, self.apply, self._order_trial,
+            self._exposition.as_json, self._monitor.hidepid.option, _boottime,
         ).handle
         self._hurry = False
         collect_seldom()
 
     @property
     def policy(self) -> Policy:
-        """As it was read last, with its windows."""
+        """The policy as last read, with its windows."""
         return self.policies.policy
 
     # ---- the loop ------------------------------------------------------
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Until a signal.  The originals are put back whatever ends it."""
+        """Run until a signal.  The originals are restored however it ends."""
         with contextlib.closing(self._host_lock):
             self._run(ready)
 
     def _run(self, ready: Callable[[], None]) -> None:
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         loop = EventLoop(self._signals, [server, *self._open_metrics()])
-        self._teller.open_textfile(self.policies.first.metrics)
+        self._publisher.open_textfile(self.policies.first.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
@@ -181,27 +181,27 @@ class Daemon:
             loop.run(self._options.interval_s, self._tick, self._reload_all)
             log.info("stopping: %s", self._signals.stop)
         finally:
-            # Limits first: everything below may fail, they may not stay.
+            # Limits first: everything below may fail, but limits must not stay.
             done = all(action.ok for action in self._executor.finish())
             if done and self._actuator.started:
-                # Or else the watcher tries again, or takes home what was never taken up.
+                # Else the watcher tries again, or restores limits that were never adopted.
                 self._lease.release()
             loop.close()
             self._signals.close()
             self._off_switch.close()
             self._monitor.sampler.probe.close()
-            self._teller.close()
-            self._keeper.keep(self.state.memory, time.time())
-            self._keeper.close(timeout=1.0)
+            self._publisher.close()
+            self._learned.keep(self.state.memory, time.time())
+            self._learned.close(timeout=1.0)
             ended = f"{self._signals.stop or 'an error'}, on-exit = {self.policy.on_exit}"
             ended += "" if done else ", which could not be done in full: see the log"
             self._history.record(Event(time.time(), "stop", text=ended))
             self._history.close(timeout=2.0)
-            if self._tape is not None:
-                self._tape.close(timeout=1.0)
+            if self._recorder is not None:
+                self._recorder.close(timeout=1.0)
 
     def _adopt(self) -> None:
-        """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
+        """Continue from the ledger, of an earlier run or from before the lease was lost.
 
         Raises LedgerError, OSError or ValueError.
         """
@@ -212,17 +212,17 @@ class Daemon:
         )
 
     def _begin_anew(self) -> None:
-        """From where a lost lease has left it. Raises as `_adopt`."""
+        """Continue after a lost lease. Raises as `_adopt`."""
         self.state.memory = released(self.state.memory)
         self._adopt()
 
     # ---- one tick ------------------------------------------------------
 
     def _tick(self) -> bool:
-        """Whether the next one is in a hurry."""
+        """Run one tick; returns whether the next should come sooner."""
         begun = time.monotonic()
-        # In the middle of a tick the collector would look through all that it makes; at its end
-        # most of that is gone.
+        # During a tick the collector would scan every object it allocates; at the end most are
+        # freed.
         gc.disable()
         try:
             self._run_tick()
@@ -240,7 +240,7 @@ class Daemon:
         if sample is None:
             return
         devices = [seen.device for seen in sample.devices]
-        self.state.memory = self._keeper.recall(self.state.memory, devices, sample.wall_s)
+        self.state.memory = self._learned.recall(self.state.memory, devices, sample.wall_s)
         policy = self._enter_window(sample.wall_s)
         self._step_trial(policy, sample)
         before = self.state.memory
@@ -248,14 +248,14 @@ class Daemon:
         decision, self.state.memory = decide(policy, memory, sample, estimates)
         self._orders.save(self.state)
         self._hurry = decision.hurry
-        if self._tape is not None:
-            self._tape.record(policy, before, sample, decision, self.state.memory)
-        self._keeper.keep_now_and_then(self.state.memory, sample)
+        if self._recorder is not None:
+            self._recorder.record(policy, before, sample, decision, self.state.memory)
+        self._learned.keep_now_and_then(self.state.memory, sample)
         self._act(decision, was_yielded=before.yielded is not None)
         self._report.tick(policy, sample, estimates, decision, self._actions)
 
     def _read(self) -> Optional[Sample]:
-        """This tick's sample; None where nothing may be decided on it."""
+        """This tick's sample; None if no decision may be based on it."""
         now = _boottime()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
@@ -272,13 +272,13 @@ class Daemon:
         self._failures = 0
         self._last_s = now
         if dt is None:
-            return None  # the first only gives the counters their zero
+            return None  # the first only sets the counters' start values
         if not self._lease.renew():
             self._stand_still(self._lease.take_again(self._begin_anew), sample)
             return None
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
-            # Stopped since it was renewed: what looks strange are the originals.
+            # Stopped since it was renewed: the foreign values are the originals.
             self._stand_still("lease expired, original limits restored", sample)
             return None
         if foreign:
@@ -287,12 +287,12 @@ class Daemon:
         return sample
 
     def _step_trial(self, policy: Policy, sample: Sample) -> None:
-        """The arm of this tick, where a trial is on; with its end all else may change as well."""
-        if not self._desk.running:
+        """Set the trial's arm for this tick; when the trial ends, other parts may change too."""
+        if not self._trial.running:
             return
         estimates, memory = estimate(policy, self.state.memory, sample)
         alerts = self.state.snapshot.alerts if self.state.snapshot is not None else ()
-        trial = self._desk.step(sample, estimates, memory, alerts)
+        trial = self._trial.step(sample, estimates, memory, alerts)
         if trial != self.state.memory.trial:
             self.state.memory = replace(self.state.memory, trial=trial)
 
@@ -301,7 +301,7 @@ class Daemon:
             decision, self.state.memory, was_yielded, _boottime()
         )
         if self.state.trial_just_ended:
-            # Not before: until now a limit of the trial stood.
+            # Not before: until now a limit of the trial was in force.
             self.state.trial_just_ended = False
             self._actuator.set_on_exit(self.policy.on_exit)
         if self._lease.lost:
@@ -309,22 +309,22 @@ class Daemon:
             self._executor.restore()
 
     def _enter_window(self, wall_s: float) -> Policy:
-        """The policy of this tick, by its window that is open; it has no windows itself."""
+        """The policy for this tick: that of the open window, without windows itself."""
         last, now = self.policies.advance(wall_s)
         if last is not None and last.policy is not now.policy and last.policy != now.policy:
             self.state.memory = rebounded(self.state.memory)
-            self._desk.end(End.DISTURBED, "another window of the policy has opened")
+            self._trial.end(End.DISTURBED, "another window of the policy has opened")
         changed = window_in_words(last.window if last is not None else None, now.window)
         if changed:
             log.info("%s", changed)
         return now.policy
 
     def _obey_off_switch(self) -> None:
-        """Before all else in a tick: it works also where nothing can be read."""
+        """Runs before anything else in a tick, so that it works if nothing can be read."""
         last, self.state.off = self.state.off, self._off_switch.file()
         if (last is None) == (self.state.off is None):
             return
-        self._desk.end(End.DISTURBED, f"{self.state.off} exists")
+        self._trial.end(End.DISTURBED, f"{self.state.off} exists")
         if self.state.off is not None:
             log.warning("%s exists: original limits restored until it is removed", self.state.off)
             self._executor.restore()
@@ -334,7 +334,7 @@ class Daemon:
         self.state.memory = released(self.state.memory)
 
     def _hold(self, error: Exception) -> None:
-        """Blind for a tick: keep what is set; for longer: back to the originals."""
+        """After a failed read keep the current limits; after several restore the originals."""
         self._failures += 1
         totals = self.state.totals
         self.state.totals = replace(totals, failed_ticks=totals.failed_ticks + 1)
@@ -346,7 +346,7 @@ class Daemon:
                 "kernel statistics unreadable for %d ticks: original limits restored", SILENT_TICKS
             )
         if self._failures >= SILENT_TICKS:
-            # Again every tick: what hides /proc may also refuse the write.
+            # In every tick: whatever hides /proc may also refuse the write.
             self._executor.restore()
             self.state.memory = released(self.state.memory)
         self._stand_still(
@@ -355,8 +355,8 @@ class Daemon:
         )
 
     def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
-        """Nothing is decided in this tick; `sample` is what it could read."""
-        self._desk.end(End.DISTURBED, problem)
+        """Make no decision in this tick; `sample` is what could be read."""
+        self._trial.end(End.DISTURBED, problem)
         self._report.standing_still(problem, SILENT_TICKS, sample)
 
     def _open_metrics(self) -> List[MetricsServer]:
@@ -381,7 +381,7 @@ class Daemon:
         policy = self.policies.take()
         if policy is None:
             return
-        self._desk.end(End.DISTURBED, "the policy was read again")
+        self._trial.end(End.DISTURBED, "the policy was read again")
         # Bounds may have moved; caps that the policy no longer has go with the next decision.
         self.state.memory = rebounded(self.state.memory)
         # The verb beats the command line, which beats the policy.
@@ -391,19 +391,19 @@ class Daemon:
             self.apply(SetMode(mode, by_verb=False))
         if not self.state.trial_just_ended:
             self._actuator.set_on_exit(policy.on_exit)
-        self._teller.routes.reload(policy.alerts)
+        self._publisher.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
     # ---- commands ------------------------------------------------------
 
     def apply(self, command: Command) -> Actions:
-        """At once, between two ticks; the answer is what was put back.
+        """Apply a command at once, between two ticks; returns what was restored.
 
-        Raises OSError or ValueError where what stands cannot be read.
+        Raises OSError or ValueError if the current limits cannot be read.
         """
         state, wall_s = self.state, time.time()
         if command.disturbs_trial is not None:
-            self._desk.end(End.DISTURBED, command.disturbs_trial)
+            self._trial.end(End.DISTURBED, command.disturbs_trial)
         actions: Actions = ()
         if isinstance(command, SetMode):
             actions = self._executor.switch(command.mode)
@@ -417,17 +417,17 @@ class Daemon:
         elif isinstance(command, Forget):
             watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
             state.alerts = replace(state.alerts, health=watches)
-            self._keeper.keep(state.memory, wall_s)
+            self._learned.keep(state.memory, wall_s)
         note_order(state, command, wall_s)
         self._orders.save(state)
         self._history.record(command.event(wall_s))
         return actions
 
     def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
-        return self._desk.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
+        return self._trial.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
 
     def _begin_trial(self, text: str) -> None:
-        """Enforce, whatever the mode; and however the trial ends, no limit of it stays."""
+        """Enforce, whatever the mode is; no limit of the trial outlives it."""
         state = self.state
         state.mode_after_trial = state.memory.mode
         if state.memory.mode is Mode.OBSERVE:

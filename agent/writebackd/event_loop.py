@@ -17,7 +17,7 @@ FIRST = 0.25
 
 
 class EventLoop:
-    """Ticks come first: a client may have to wait for one, a tick waits for no client."""
+    """Runs ticks before requests: a client may wait for a tick, but no tick waits for a client."""
 
     def __init__(self, signals: Signals, servers: Sequence[LoopServer]) -> None:
         self._signals = signals
@@ -30,9 +30,9 @@ class EventLoop:
     def run(
         self, interval_s: float, tick: Callable[[], bool], reload: Callable[[], None]
     ) -> None:
-        """Until a signal; the first tick comes after a quarter of `interval_s`.
+        """Run until a signal; the first tick comes after a quarter of `interval_s`.
 
-        `tick` tells whether the next one is in a hurry; `reload` is what SIGHUP asks for.
+        `tick` returns whether the next one should come sooner; `reload` is called on SIGHUP.
         """
         signals = self._signals
         next_tick = time.monotonic() + interval_s * FIRST
@@ -43,7 +43,7 @@ class EventLoop:
                 elif key.fileobj is signals:
                     signals.drain()
                 if time.monotonic() >= next_tick:
-                    break  # who still waits is ready in the next round as well
+                    break  # waiting clients are ready in the next round as well
             if signals.take_reload():
                 reload()
             now = time.monotonic()
@@ -57,7 +57,7 @@ class EventLoop:
                     next_tick = time.monotonic() + interval_s
 
     def close(self) -> None:
-        """The servers as well; the signals are their owner's."""
+        """Close the servers; the signals belong to the caller."""
         for server in self._servers:
             server.close()
         self._selector.close()

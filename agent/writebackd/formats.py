@@ -35,7 +35,7 @@ def count(value: Optional[float]) -> str:
 
 
 def milliseconds(seconds: Optional[float]) -> str:
-    """A latency in milliseconds with two digits that count: 0.35, 1.9, 30, 1183."""
+    """A latency in milliseconds with two significant digits: 0.35, 1.9, 30, 1183."""
     if seconds is None:
         return UNKNOWN
     value = seconds * 1000
@@ -72,9 +72,9 @@ def percent(share: Optional[float]) -> str:
 
 
 def printable(text: str) -> str:
-    """What ends a line or moves a cursor as "?": any user names processes and mounts.
+    """Replace what ends a line or moves the cursor by "?": users name processes and mounts.
 
-    Also blanks that are none, marks that turn the direction of writing, and half a surrogate.
+    Includes special blanks, marks that change the writing direction, and lone surrogates.
     """
     if text.isprintable():
         return text

@@ -26,7 +26,7 @@ from writebackd.types.storage import Device
 
 
 def linked(files: KernelFiles, device: str) -> str:
-    """A path below /dev with links followed: the kernel knows dm-0, and no mapper/vg-root."""
+    """A path below /dev with links resolved: the kernel knows dm-0, not mapper/vg-root."""
     if not device.startswith("/dev/"):
         return device
     there = os.path.realpath(files.path(device))
@@ -34,7 +34,7 @@ def linked(files: KernelFiles, device: str) -> str:
 
 
 class HostMonitor:
-    """Topology, probe, rescans and conflicting tools; `read` gives a tick's sample."""
+    """Topology, probe, rescans and conflicting tools; `read` returns a tick's sample."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class HostMonitor:
         named: Sequence[str],
         excluded: Callable[[Device], Optional[str]],
     ) -> None:
-        """`backend`: the probe that is wanted, or auto: as `settings` say; `named`: by --device.
+        """`backend`: the requested probe, or auto: as in `settings`; `named`: by --device.
 
-        `fsync_hook`: what fsync has to be watched by, or auto.
+        `fsync_hook`: the required hook for fsync, or auto.
 
-        Raises OSError, PolicyError or BpfError when what was asked for by name cannot be had.
+        Raises OSError, PolicyError or BpfError if a requested probe or disk is unavailable.
         """
         self.backend = settings.backend if backend == "auto" else backend
         self._fsync_hook = fsync_hook
@@ -69,9 +69,9 @@ class HostMonitor:
         self.check_named(named)
 
     def check_named(self, named: Sequence[str]) -> None:
-        """Raises PolicyError where a disk that --device names is not there: it would do nothing.
+        """Raises PolicyError if a disk named by --device is missing: it would do nothing.
 
-        A pattern may match what comes later.
+        A pattern may match disks that appear later.
         """
         known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
         messages = tuple(
@@ -84,7 +84,7 @@ class HostMonitor:
             raise PolicyError(*messages)
 
     def unmatched(self) -> List[str]:
-        """What to say of each --device that manages nothing now."""
+        """A message for each --device that currently matches nothing."""
         return [
             f"no device with a filesystem matches --device {given}"
             for given, glob in zip(self._named, device_globs(self._named))
@@ -95,7 +95,7 @@ class HostMonitor:
         ]
 
     def _is_there(self, name: str) -> bool:
-        """Whether a device or a disk is called that, mounted or not; no partition is."""
+        """Whether a device or disk has this name, mounted or not; partitions do not count."""
         if any(
             name in (each.name, each.devno, *each.leaves) for each in self.topology.devices
         ):
@@ -108,15 +108,15 @@ class HostMonitor:
 
     @property
     def problems(self) -> List[str]:
-        """What cannot be seen."""
-        found = (
+        """What cannot be measured, in words."""
+        problems = (
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,
         )
-        return [each for each in found if each]
+        return [each for each in problems if each]
 
     def refresh(self) -> None:
-        """Devices that came or went, and a probe that sees all of them; threads look for both."""
+        """Update devices, and the probe so that it sees them all; both in threads."""
         if self.topology.refresh():
             # That leaves cycles, unlike a tick: 1 MB for 300 disks that come and go.
             gc.collect()
@@ -131,7 +131,7 @@ class HostMonitor:
         watch_cgroups: bool,
         paced: Iterable[str],
     ) -> Sample:
-        """One tick; see Sampler.read."""
+        """Read one tick; see Sampler.read."""
         devices = self.topology.devices
         backings = together(
             self._backings.seen(devices, now_s), self._caches.seen(devices, now_s)
@@ -143,23 +143,23 @@ class HostMonitor:
     def named(
         self, foreign: Tuple[ForeignWrite, ...], watcher_pid: Optional[int]
     ) -> Tuple[ForeignWrite, ...]:
-        """The same writes with their writers, where the probe saw who it was."""
+        """The same writes with their writers, if the probe saw them."""
         # Of the last tick as well: a write may come between reading the limits and
         # reading the probe.
         seen = (self._earlier_writers, self.sampler.writers)
         own = (os.getpid(), watcher_pid)
         writers = tuple(
             replace(write, place=next((
-                tool.where for tool in self.rivals.found or ()
+                tool.where for tool in self.rivals.tools or ()
                 if tool.kind == "boot" and tool.setting == f"vm.{write.lever}={write.value}"
             ), None))
             for write in name_writers(foreign, seen, own, self.sampler.locate)
         )
-        self.rivals.look()  # whoever did it may have been installed just now
+        self.rivals.look()  # the writer may have been installed just now
         return writers
 
     def keep_writers(self) -> None:
-        """Those of this tick, for the next one's `named`."""
+        """Keep the writers of this tick for `named` in the next one."""
         self._earlier_writers = self.sampler.writers
 
     def _open_probe(self) -> Probe:

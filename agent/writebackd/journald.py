@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Log handler for journald's native protocol; never blocks on a hanging journald.
 
-systemd.journal.send() (python3-systemd 235) holds the interpreter's lock while it waits: where
-journald hangs, as it does when its disk does, every thread of the process hangs with it, the
-loop among them. A socket of our own waits without the lock, and for a bounded time.
+systemd.journal.send() (python3-systemd 235) holds the interpreter lock while it waits: if
+journald hangs, for example with its disk, every thread of the process hangs, including the
+loop. A socket of our own waits without the lock, and for a limited time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fields = Mapping[str, Union[str, int]]
 
 
 def is_there(path: str = SOCKET) -> bool:
-    """Whether a journald takes what is sent."""
+    """Whether journald accepts messages."""
     return os.path.exists(path)
 
 
@@ -53,12 +53,12 @@ def _field(name: str, value: str) -> bytes:
 
 
 def priority(level: int) -> int:
-    """syslog(3)'s for a level of logging."""
+    """The syslog(3) priority for a log level."""
     return next((number for least, number in _PRIORITIES if level >= least), 7)
 
 
 class JournalHandler(logging.Handler):
-    """Log records as entries; `extra={"journal": {...}}` adds fields. What fails is dropped."""
+    """Log records as entries; `extra={"journal": {...}}` adds fields. Failures are dropped."""
 
     def __init__(self, path: str = SOCKET) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ class JournalHandler(logging.Handler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nowhere to tell it."""
+        """Do nothing: there is nowhere to report it."""
 
 
 class PriorityFormatter(logging.Formatter):
-    """`<4>text`: what journald, or whoever reads our standard error, takes for a priority."""
+    """`<4>text`: the form in which journald reads a priority from our standard error."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{priority(record.levelno)}>"

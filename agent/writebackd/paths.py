@@ -46,22 +46,21 @@ def others_may_change(
     """Who but root (or we) may write a file or put another in its place, and the remedy; None:
     nobody. Of a path without links; of one with links, who may change those. Raises OSError.
 
-    `top` and what is above it is trusted. `sticky`: so are sticky directories above `path`, like
-    /tmp, where nobody can replace what is root's, but anybody may make what is not there. `place`
-    is where the remedy sends files whose directories are other people's: nobody shall take those
-    away.
+    `top` and the directories above it are trusted. `sticky`: so are sticky directories above
+    `path`, like /tmp, where users cannot replace root's files, but can create missing ones. `place`
+    is where the remedy sends files in other people's directories, which must keep their owners.
     """
     directories = list(reversed(path.parents))
     if top in directories:
         directories = directories[directories.index(top) :]
     moving = f"move {path} to where root alone may write, such as {place}"
     for each in (*directories, path):
-        found = each.lstat()
-        if found.st_uid not in (0, os.geteuid()):
+        status = each.lstat()
+        if status.st_uid not in (0, os.geteuid()):
             remedy = moving if each != path else f"chown -h root {each}"
-            return f"uid {found.st_uid} owns {each}: {remedy}"
-        wide = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
-        safe = sticky and each != path and found.st_mode & stat.S_ISVTX
+            return f"uid {status.st_uid} owns {each}: {remedy}"
+        wide = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        safe = sticky and each != path and status.st_mode & stat.S_ISVTX
         if wide and not safe:
             remedy = moving if each != path else f"chmod go-w {each}"
             return f"others than root may write {each}: {remedy}"
@@ -69,7 +68,7 @@ def others_may_change(
 
 
 def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str]:
-    """As `others_may_change`, of a path that root has named, by all its links. Raises OSError."""
+    """As `others_may_change`, for a path named by root, with all its links. Raises OSError."""
     at = Path.cwd() / path
     for _ in range(_MOST_LINKS):
         why = others_may_change(at, sticky=True, place=place)
@@ -81,7 +80,7 @@ def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str
 
 
 def read_taken(runtime_dir: Path) -> Optional[str]:
-    """Name of the policy taken earlier since boot; None when there is none, or no telling."""
+    """Name of the policy chosen earlier since boot; None if there is none, or it is unknown."""
     try:
         with open(runtime_dir / TAKEN, encoding="utf-8", errors="replace") as file:
             return file.read(256).strip()
@@ -90,18 +89,18 @@ def read_taken(runtime_dir: Path) -> Optional[str]:
 
 
 def runtime_dir_in_use(host_dir: Path = RUNTIME_DIR) -> Path:
-    """Where the daemon that started last has its socket, or left its ledger; else `host_dir`.
+    """The directory of the last daemon's socket or ledger, else `host_dir`.
 
-    Below /tmp anybody may make a directory of that name once it is gone: it counts only
-    while it belongs to the owner of the record, and nobody else may write there.
+    Below /tmp any user may create a directory of that name once it is gone: it counts only
+    while the owner of the record owns it, and no other user may write there.
     """
     try:
         with open(host_dir / IN_USE, "rb") as file:
-            owner, found = os.fstat(file.fileno()).st_uid, Path(os.fsdecode(file.read(4096)))
-        there = os.lstat(found)
+            owner, path = os.fstat(file.fileno()).st_uid, Path(os.fsdecode(file.read(4096)))
+        there = os.lstat(path)
         if there.st_uid == owner and not there.st_mode & 0o022:
-            if (found / SOCKET).exists() or (found / LEDGER).exists():
-                return found
+            if (path / SOCKET).exists() or (path / LEDGER).exists():
+                return path
     except OSError:
         pass
     return host_dir

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the daemon knows from one tick to the next; daemon.py alone writes the memory."""
+"""The daemon's state between ticks; only daemon.py writes the memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RuntimeState:
-    """As of now; the loop's one thread alone uses it."""
+    """The current state; only the event loop's thread uses it."""
 
     memory: Memory
     alerts: AlertMemory
@@ -43,7 +43,7 @@ class RuntimeState:
 
 @dataclass(frozen=True)
 class Orders:
-    """What ends with a verb or the boot, and not with a restart."""
+    """State that survives a restart, until a command or a reboot ends it."""
 
     mode: Optional[Mode] = None
     pin_bytes: Optional[int] = None
@@ -63,7 +63,7 @@ class Orders:
         )
 
     def state(self, mode: Mode, alerts: AlertMemory) -> RuntimeState:
-        """The state of a daemon that starts; `mode` is that of its options."""
+        """The initial state of a daemon; `mode` is that of its options."""
         memory = Memory(
             mode=self.mode or mode, pin_bytes=self.pin_bytes, yielded=self.yielded,
             intrusions=self.intrusions, retry=self.retry, retried_s=self.retried_s,
@@ -73,10 +73,10 @@ class Orders:
 
 
 class OrdersFile:
-    """Orders in the runtime directory; `saved` are those in the file."""
+    """Orders in the runtime directory; `saved` is the content of the file."""
 
     def __init__(self, path: Path, files: KernelFiles) -> None:
-        """Read the file: none of another boot, and none that is damaged, which is logged."""
+        """Read the file; one of another boot is ignored, and a damaged one logged."""
         self._path, self._files = path, files
         self._failed = False
         self.saved = Orders()

@@ -42,7 +42,7 @@ from writebackd.types.samples import Sample
 
 
 class Publisher:
-    """To history, alert routes, textfile and log: each has its thread, which drops and counts."""
+    """Sends a tick to history, alert routes, textfile and log; their threads drop and count."""
 
     def __init__(
         self, history: History, routing: Routing,
@@ -55,20 +55,20 @@ class Publisher:
         self._textfile: Optional[TextFile] = None
 
     def open_textfile(self, settings: Metrics) -> None:
-        """Where the policy has one."""
+        """Start the textfile if the policy has one."""
         if settings.textfile is not None:
             self._textfile = TextFile(Path(settings.textfile), settings.textfile_interval_s)
 
     def alerts(
         self, alerts: Tuple[Alert, ...], standing: Mapping[Key, ActiveAlert], wall_s: float
     ) -> None:
-        """Active alerts; `standing` is what the detector remembers."""
+        """Publish the active alerts; `standing` is the detector's memory of them."""
         happened = self.routes.tell(alerts, wall_s, hidden(standing, alerts))
         for event in alert_events(happened, self.routes.host, self.routes.runbook):
             self._history.record(event)
 
     def tick(self, last: Optional[Snapshot], snapshot: Snapshot, actions: Actions) -> None:
-        """Events since the `last` one, and figures."""
+        """Record the events since the `last` tick, and the figures."""
         for event in events_of(last, snapshot, actions):
             self._history.record(event)
         self._history.record_figures(self._figures.add(snapshot))
@@ -79,7 +79,7 @@ class Publisher:
         self.on_tick(snapshot)
 
     def close(self) -> None:
-        """Let out what waits, for a second each; the history goes on, to record the end itself."""
+        """Flush each queue for at most a second; the history stays open to record the end."""
         self.routes.close(timeout_s=1.0)
         if self._textfile is not None:
             self._textfile.close(timeout=1.0)
@@ -87,7 +87,7 @@ class Publisher:
 
 @dataclass
 class TickReport:
-    """Reads the daemon's parts, and writes of its state all but the memory."""
+    """Reads the daemon's parts, and updates all of its state except the memory."""
 
     files: KernelFiles
     state: RuntimeState
@@ -112,7 +112,7 @@ class TickReport:
         self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate],
         decision: Decision, actions: Actions,
     ) -> None:
-        """One that was decided under the policy in force, and carried out by `actions`."""
+        """Report a tick that was decided under the policy in force; `actions` carried it out."""
         state, in_force = self.state, self.policies.in_force
         spent, resident = self._usage.read()
         state.totals = state.totals.seen(sample, estimates, decision, spent)
@@ -153,7 +153,7 @@ class TickReport:
                 *self.no_metrics, *self.monitor.problems, *self.monitor.unmatched(),
                 self.policies.problem,
             ))),
-            rivals=self.monitor.rivals.found,
+            rivals=self.monitor.rivals.tools,
             alerts=alerts,
             routes=self.publisher.routes.states(),
             runbook=self.publisher.routes.runbook,
@@ -166,10 +166,10 @@ class TickReport:
         self._show(snapshot)
 
     def standing_still(self, problem: str, silent_ticks: int, sample: Optional[Sample]) -> None:
-        """One that could not be read; BLIND is raised from `silent_ticks` in a row on.
+        """Report a tick that could not be read; BLIND after `silent_ticks` in a row.
 
-        The last good tick is shown with the problem, so that nobody takes it for this one, and
-        with the limits of `sample`. The watchdog learns that the loop is alive.
+        The last good tick is shown with the problem, so that it cannot be mistaken for this one,
+        and with the limits of `sample`. The watchdog is notified that the loop is alive.
         """
         state = self.state
         state.problem = problem
@@ -177,7 +177,7 @@ class TickReport:
         shown = state.snapshot
         if self._unread.ticks >= silent_ticks:
             since_s = shown.sample.wall_s if shown is not None else time.time()
-            alerts = self._unread.told(shown.alerts if shown else (), since_s, problem)
+            alerts = self._unread.blind(shown.alerts if shown else (), since_s, problem)
             shown = replace(shown, alerts=alerts) if shown is not None else None
             self.publisher.alerts(alerts, state.alerts.standing, time.time())
         if shown is None:
@@ -199,7 +199,7 @@ class TickReport:
         return str(self.state.off) if self.state.off is not None else None
 
     def _show(self, snapshot: Snapshot) -> None:
-        """From now on every answer is made of this."""
+        """Answer requests from this snapshot from now on."""
         totals = self.state.totals.alerted(frozenset(alerts_of(snapshot)))
         self.state.totals = totals
         self.state.snapshot = replace(snapshot, totals=totals, standing=standing(snapshot))

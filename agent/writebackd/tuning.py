@@ -16,7 +16,7 @@ from __future__ import annotations
 
 # ---- what is a flood ----
 
-# Factor on the tick interval while somebody syncs behind a flood: a full write cache cuts the fsync
+# Factor on the tick interval while programs sync during a flood: a full write cache cuts the fsync
 # rate by half or more, and it takes two ticks to detect one.
 HURRY = 0.5
 # Bytes per second.  Background writeback below this rate is not a flood.  Journals, logs and page
@@ -39,7 +39,7 @@ BUSY_SHARE = 0.6
 BURST_S = 1.25
 # Seconds.  A shorter pause does not end a flood: a copy pauses that long between two files.
 GAP_S = 0.8
-# Seconds of flood after which a write cache is assumed full, even if nobody syncs: 1 GB at 1 GB/s.
+# Seconds of flood after which a write cache is assumed full, even without syncs: 1 GB at 1 GB/s.
 # From then on the device's rate is taken for R.  Also the time after a flood during which the
 # device may still be writing back (512 MB at 60 MB/s take 9 s) and nothing counts as unloaded.
 CACHE_S = 10.0

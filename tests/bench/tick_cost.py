@@ -174,7 +174,7 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
               if line.startswith(("VmHWM", "VmRSS"))]  # fmt: skip
     prepare(TICKS)
     counted = float(instructions(daemon._tick))
-    daemon._keeper.close(1.0)
+    daemon._learned.close(1.0)
     daemon._history.close(1.0)
     # The first two only give the counters their zero and the devices their memory.
     return {"wall_ms": wall[2:], "cpu_ms": spent[2:], "rss_mb": memory,

@@ -13,7 +13,7 @@ from writebackd.cli.replay import policy_of
 from writebackd.control.decide import decide
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import Policy
-from writebackd.report.recorder import Recorded, RecordedDecision, read_tape
+from writebackd.report.recorder import Recorded, RecordedDecision, read_recording
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
@@ -106,7 +106,7 @@ def play(directory: Path) -> List[Tick]:
     """Of the modelled disk, which is the one that is not excluded."""
     truth = Truth.read(directory / TRUTH)
     ticks = []
-    for step in again(read_tape(directory)):
+    for step in again(read_recording(directory)):
         sample = step.sample
         (name,) = [each.device.name for each in sample.devices if each.excluded is None]
         ticks.append(Tick(

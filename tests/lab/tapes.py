@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from writebackd.paths import SAMPLES
-from writebackd.report.recorder import Recorded, Recorder, read_tape, recorded_decision
+from writebackd.report.recorder import Recorded, Recorder, read_recording, recorded_decision
 from writebackd.types.samples import Sample, TaskSample
 from writebackd.types.storage import Device
 
@@ -92,7 +92,7 @@ def record(run: Run, directory: Path) -> None:
             stage.play()
             end_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             stage.end()
-        ticks = [tick for tick in read_tape(rig.directory / "state" / SAMPLES)
+        ticks = [tick for tick in read_recording(rig.directory / "state" / SAMPLES)
                  if tick.sample.time_s <= end_s]
     if not ticks:
         raise RigError("the agent has recorded nothing")

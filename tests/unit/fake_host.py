@@ -154,8 +154,8 @@ class Rig:
 
     def close(self) -> None:
         """As a kill: nothing is put back."""
-        self.daemon._teller.close()
-        self.daemon._keeper.close(1.0)
+        self.daemon._publisher.close()
+        self.daemon._learned.close(1.0)
         self.daemon._history.close(1.0)
         self.daemon._monitor.topology.close()
         self.daemon._signals.close()

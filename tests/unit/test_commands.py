@@ -34,7 +34,7 @@ from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory,
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig = Rig(tmp_path, monkeypatch)
-    wait_for(lambda: bool(rig.daemon._keeper._read))  # its thread has looked for the file
+    wait_for(lambda: bool(rig.daemon._learned._read))  # its thread has looked for the file
     rig.tick(2)
     yield rig
     rig.end()
@@ -283,7 +283,7 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     )
     watch = DeviceHealth((mine.identity[0], str(mine.identity[1])), sync_rate=900.0)
     rig.daemon.state.alerts = replace(rig.daemon.state.alerts, health={name: watch})
-    rig.daemon._keeper.keep(rig.daemon.state.memory, rig.wall)
+    rig.daemon._learned.keep(rig.daemon.state.memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
     wait_for(lambda: file.exists() and "disk" in decode(file.read_bytes()))
     rate = decode(file.read_bytes())["disk"].usual_sync_rate
@@ -303,11 +303,11 @@ def test_forget_needs_a_device_and_a_file_that_was_read(rig: Rig) -> None:
     for args in ({}, {"device": "nothing"}):
         with pytest.raises(RequestError):
             rig.daemon.handle("forget", dict(args), 0)
-    rig.daemon._keeper._known = None
+    rig.daemon._learned._known = None
     name = next(iter(rig.daemon.state.memory.devices))
     with pytest.raises(RequestError, match="try again"):
         rig.daemon.handle("forget", {"device": name}, 0)
-    rig.daemon._keeper._known = {}
+    rig.daemon._learned._known = {}
 
 
 def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:

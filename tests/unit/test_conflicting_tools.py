@@ -333,10 +333,10 @@ def test_nobody_waits_for_a_disk_that_hangs() -> None:
     for _ in range(100):
         watch.look()
     assert time.monotonic() - began < 1
-    assert watch.found is None and len(looks) <= 1  # one thread, however often asked
+    assert watch.tools is None and len(looks) <= 1  # one thread, however often asked
     disk.set()
     until(lambda: len(looks) == 2)  # asked again meanwhile: it looks once more
-    until(lambda: watch.found == (rival,))
+    until(lambda: watch.tools == (rival,))
     assert looks[0] is looks[1]
 
 
@@ -407,16 +407,16 @@ def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     errors.append(watch.error)
     assert errors[0] is None and "not done within 0 s" in (errors[1] or "")
     disk.set()
-    until(lambda: watch.found == () and watch.error is None)
+    until(lambda: watch.tools == () and watch.error is None)
 
 
 def test_what_goes_wrong_is_told_and_the_last_answer_stays() -> None:
     find = mock.Mock(side_effect=[(), ValueError("a file with teeth"), ()])
     watch = ConflictMonitor(find)
     watch.look()
-    until(lambda: watch.found == () and watch.error is None)
+    until(lambda: watch.tools == () and watch.error is None)
     watch.look()
     until(lambda: "a file with teeth" in (watch.error or ""))
-    assert watch.found == ()
+    assert watch.tools == ()
     watch.look()
     until(lambda: watch.error is None and find.call_count == 3)

@@ -484,7 +484,7 @@ def test_ticks_that_cannot_be_read_keep_what_stands_and_say_blind() -> None:
     host = Watched().usual()
     host.until(6, **HANGS)
     ticks = BlindTicks()
-    found = ticks.told(ticks.told(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
+    found = ticks.blind(ticks.blind(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
     assert [each.name for each in found] == [AlertName.STALL, AlertName.BLIND]
     assert found[1].summary == "/proc: gone for long"
 

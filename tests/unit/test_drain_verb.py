@@ -612,7 +612,7 @@ def test_a_release_by_somebody_else_is_told_and_the_rest_goes_on(
 def test_counters_that_are_zeroed_meanwhile_count_on(
     daemon: Daemon, run: Run, here: Path
 ) -> None:
-    course = drain_module._Course.__new__(drain_module._Course)
+    course = drain_module._DrainRun.__new__(drain_module._DrainRun)
     course._counted, course._written, course._rate = {}, {}, None
     course._begun = {"devices": ["sda"]}
     before: Dict[str, Any] = {}
@@ -700,7 +700,7 @@ def test_a_daemon_that_goes_ends_it(
 
 
 def test_a_bar_is_as_full_as_much_is_written() -> None:
-    course = drain_module._Course.__new__(drain_module._Course)
+    course = drain_module._DrainRun.__new__(drain_module._DrainRun)
     course._most, course._rate, course._synced_s = 1.0, 20.0 * MIB, None
     course._begun = {"devices": []}
     for dirty, bar in ((100 * MIB, "-" * 20), (50 * MIB, "#" * 10 + "-" * 10), (0, "#" * 20)):

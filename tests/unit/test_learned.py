@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from route_cases import wait_for
 from writebackd.estimate.learned import FACTS, earlier_drain_age_s, learn, recall, seed
-from writebackd.report import learned_store as keeper_module
+from writebackd.report import learned_store as store_module
 from writebackd.report.learned_store import MAX_BYTES, MAX_DEVICES, LearnedStore, decode, encode
 from writebackd.tuning import KEEP_S
 from writebackd.types.core_memory import Memory
@@ -48,17 +48,17 @@ def of(*devices: Device, **learned: Learned) -> Memory:
 
 def seeded(path: Path, device: Device = SDA, wall_s: float = NOW) -> DeviceMemory:
     """The device's memory as the first ticks of a new run have it."""
-    keeper = LearnedStore(path)
-    memory = begun(keeper, device, wall_s)
-    assert keeper.close(TIMEOUT_S)
+    store = LearnedStore(path)
+    memory = begun(store, device, wall_s)
+    assert store.close(TIMEOUT_S)
     return memory.devices[device.name]
 
 
-def begun(keeper: LearnedStore, device: Device = SDA, wall_s: float = NOW) -> Memory:
+def begun(store: LearnedStore, device: Device = SDA, wall_s: float = NOW) -> Memory:
     """The memory of the first tick after the file was read."""
 
     def recalled() -> Optional[Memory]:
-        memory = keeper.recall(Memory(), [device], wall_s)
+        memory = store.recall(Memory(), [device], wall_s)
         return memory if memory.devices else None
 
     memory: Memory = wait_for(recalled)
@@ -252,7 +252,7 @@ def test_impossible_values_are_damage() -> None:
 
 def test_a_value_that_another_release_knows_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode({"a": LEARNED})
-    monkeypatch.setattr(keeper_module, "FACTS", ("drain_rate",))
+    monkeypatch.setattr(store_module, "FACTS", ("drain_rate",))
     assert decode(data) == {"a": Learned(drain_rate=LEARNED.drain_rate)}
 
 
@@ -299,26 +299,26 @@ def test_a_new_run_goes_on_with_what_the_last_one_learned(tmp_path: Path) -> Non
 
 
 def test_unplugged_and_plugged_in_again_it_is_known(tmp_path: Path) -> None:
-    keeper = LearnedStore(tmp_path / "learned.json")
-    begun(keeper)
-    memory = keeper.recall(Memory(devices={"sda": MEMORY}), [], NOW)
+    store = LearnedStore(tmp_path / "learned.json")
+    begun(store)
+    memory = store.recall(Memory(devices={"sda": MEMORY}), [], NOW)
     assert memory.devices  # forgetting is the estimator's business
-    back = keeper.recall(Memory(), [replace(SDA, diskseq=8)], NOW).devices["sda"]
+    back = store.recall(Memory(), [replace(SDA, diskseq=8)], NOW).devices["sda"]
     assert back.drain_rate == 2.5e8
     # Within one tick, so that it was never seen missing.
     faster = replace(MEMORY, drain_rate=3e8)
-    memory = keeper.recall(Memory(devices={"sda": faster}), [replace(SDA, diskseq=9)], NOW)
+    memory = store.recall(Memory(devices={"sda": faster}), [replace(SDA, diskseq=9)], NOW)
     assert memory.devices["sda"].drain_rate == 3e8
-    assert keeper.close(TIMEOUT_S)
+    assert store.close(TIMEOUT_S)
 
 
 def test_nothing_is_written_when_nothing_was_learned(tmp_path: Path) -> None:
     path = tmp_path / "learned.json"
     path.write_bytes(encode({SDA.identity or "": LEARNED}))
     before = path.stat().st_ino, path.stat().st_mtime_ns
-    keeper = LearnedStore(path)
-    keeper.keep(begun(keeper), NOW + 1)
-    assert keeper.close(TIMEOUT_S)
+    store = LearnedStore(path)
+    store.keep(begun(store), NOW + 1)
+    assert store.close(TIMEOUT_S)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
 
 
@@ -326,14 +326,14 @@ def test_more_devices_than_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_DEVICES >= 1024
-    monkeypatch.setattr(keeper_module, "MAX_DEVICES", 3)
+    monkeypatch.setattr(store_module, "MAX_DEVICES", 3)
     path = tmp_path / "learned.json"
-    keeper = LearnedStore(path)
-    begun(keeper)
+    store = LearnedStore(path)
+    begun(store)
     for number in range(5):
         mine = replace(MEMORY, known_as=f"naa.{number}")
-        keeper.keep(Memory(devices={"sda": mine}), NOW + number)
-    assert keeper.close(TIMEOUT_S)
+        store.keep(Memory(devices={"sda": mine}), NOW + number)
+    assert store.close(TIMEOUT_S)
     assert sorted(decode(path.read_bytes())) == ["naa.2", "naa.3", "naa.4"]
 
 
@@ -343,10 +343,10 @@ def test_a_disk_that_hangs_holds_up_neither_start_nor_end(
     path = tmp_path / "learned.json"
     os.mkfifo(path)  # open(2) waits, as it does for a server that is gone
     begun = time.monotonic()
-    keeper = LearnedStore(path)
-    assert keeper.recall(Memory(), [SDA], NOW) == Memory()
-    keeper.keep(Memory(devices={"sda": MEMORY}), NOW)
-    assert not keeper.close(0.1)
+    store = LearnedStore(path)
+    assert store.recall(Memory(), [SDA], NOW) == Memory()
+    store.keep(Memory(devices={"sda": MEMORY}), NOW)
+    assert not store.close(0.1)
     assert time.monotonic() - begun < 1.0
     # Late, and seen all the same.
     with open(path, "wb") as writer:
@@ -354,7 +354,7 @@ def test_a_disk_that_hangs_holds_up_neither_start_nor_end(
 
     def recalled() -> bool:
         known = Memory(devices={"sda": DeviceMemory(identity=("8:0", 7), baseline_s=1e-3)})
-        mine = keeper.recall(known, [SDA], NOW).devices["sda"]
+        mine = store.recall(known, [SDA], NOW).devices["sda"]
         return (mine.drain_rate, mine.baseline_s) == (2.5e8, 1e-3)
 
     wait_for(recalled)
@@ -365,12 +365,12 @@ def test_a_directory_that_takes_no_file_is_said_once(
 ) -> None:
     path = tmp_path / "state" / "learned.json"
     (tmp_path / "state").write_text("a file")
-    keeper = LearnedStore(path)
-    begun(keeper)
+    store = LearnedStore(path)
+    begun(store)
     for number in range(3):
-        keeper.keep(Memory(devices={"sda": replace(MEMORY, drain_rate=1e8 + number)}), NOW)
+        store.keep(Memory(devices={"sda": replace(MEMORY, drain_rate=1e8 + number)}), NOW)
         time.sleep(0.05)
-    assert not keeper.close(TIMEOUT_S)
+    assert not store.close(TIMEOUT_S)
     assert caplog.text.count("cannot be written") == 1
 
 

@@ -334,7 +334,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     monkeypatch.setattr(lease_watcher, "run", lambda *args, **more: 0)
     monkeypatch.setattr("writebackd.cli.drain_verb._ASK_S", 0.02)
     disk = Device("sda", "8:0", "8:0")
-    for name, answer in (("device_of", disk), ("check_room", None), ("_Course.run", 0)):
+    for name, answer in (("device_of", disk), ("check_room", None), ("_CalibrationRun.run", 0)):
         monkeypatch.setattr(f"writebackd.cli.calibrate.{name}", lambda *_, it=answer: it)
     monkeypatch.setattr("writebackd.cli.recommend.scan", lambda _: (disk,))
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)

@@ -23,7 +23,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     host = FakeHost(tmp_path / "root")
     host.tree.text("/etc/sysctl.d/90-site.conf", "vm.dirty_ratio = 20\n")
     rig = Rig(tmp_path, monkeypatch, host)
-    rig.daemon._monitor.rivals.found = find_conflicting_tools(host)
+    rig.daemon._monitor.rivals.tools = find_conflicting_tools(host)
     monkeypatch.setattr(rig.daemon._monitor.rivals, "look", lambda: None)
     rig.tick(2)
     rig.pin(PIN)

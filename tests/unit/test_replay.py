@@ -37,7 +37,7 @@ from writebackd.commands import SetMode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import recorder
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.recorder import FILE_S, Recorded, Recorder, TapeError, read_tape
+from writebackd.report.recorder import FILE_S, Recorded, Recorder, RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import DeviceState, Mode
@@ -80,17 +80,17 @@ def tally(ticks: "List[Recorded]", other: "Policy | None" = None) -> Tally:
 @pytest.mark.parametrize("name", ["flood", "two-raids", "stick", "waves-5s", "battery"])
 def test_the_same_policy_comes_to_the_same_decisions(tmp_path: Path, name: str) -> None:
     ticks = play(tmp_path, name)
-    recorded = list(read_tape(tmp_path))
+    recorded = list(read_recording(tmp_path))
     result = tally(recorded)
     assert result.ticks == len(recorded) == ticks and result.decisions > 3
-    assert result.different == 0, result.told
+    assert result.different == 0, result.differences
     # One memory only: all others follow from it.
     assert [bool(tick.memory) for tick in recorded].count(True) == 1
 
 
 def test_orders_of_then_are_followed(tmp_path: Path) -> None:
     play(tmp_path, pins=(20.0, 30.0))
-    recorded = list(read_tape(tmp_path))
+    recorded = list(read_recording(tmp_path))
     result = tally(recorded)
     assert result.different == 0 and "pinned" in result.states["sda"]
     assert [bool(tick.memory) for tick in recorded].count(True) == 3
@@ -98,7 +98,7 @@ def test_orders_of_then_are_followed(tmp_path: Path) -> None:
 
 def test_drains_of_then_are_followed_under_another_policy_too(tmp_path: Path) -> None:
     play(tmp_path, drains=(20.0, 30.0))
-    recorded = list(read_tape(tmp_path))
+    recorded = list(read_recording(tmp_path))
     for other in (None, load_policy(None, None)):
         result = tally(recorded, other)
         assert result.different == 0 and "pinned" in result.states["sda"]
@@ -111,15 +111,15 @@ def test_another_policy_decides_otherwise_and_it_is_told_where(tmp_path: Path) -
     # reached in steps from there.
     most = 1536 << 10
     low = replace(policy, limits=replace(policy.limits, ceiling_bytes=most, rest_bytes=most))
-    result = tally(list(read_tape(tmp_path)), low)
+    result = tally(list(read_recording(tmp_path)), low)
     assert result.different > 10
     assert (result.median_limit(1) or 0) <= most < (result.median_limit(0) or 0)
-    assert result.told[0][1] != result.told[0][2]
+    assert result.differences[0][1] != result.differences[0][2]
 
 
 def test_a_changed_sample_does_not_go_unnoticed(tmp_path: Path) -> None:
     play(tmp_path)
-    recorded = list(read_tape(tmp_path))
+    recorded = list(read_recording(tmp_path))
     at = next(n for n, tick in enumerate(recorded) if tick.sample.time_s > 1006.0)
     for number in range(at, at + 10):
         sample = recorded[number].sample
@@ -134,29 +134,29 @@ def test_every_file_can_be_begun_with_and_the_oldest_make_room(tmp_path: Path) -
     assert len(files) == 4 or len(files) == 3
     size = sum(path.stat().st_size for path in files)
     begin_s = int(files[1].stem) / 1000
-    later = list(read_tape(tmp_path / "all", since_s=begin_s + 1.0))
+    later = list(read_recording(tmp_path / "all", since_s=begin_s + 1.0))
     assert later[0].memory is not None and later[0].sample.wall_s >= begin_s - 0.001
     assert tally(later).different == 0
     play(tmp_path / "few", seconds=3 * FILE_S, max_bytes=size // 2)
     kept = sum(path.stat().st_size for path in (tmp_path / "few").iterdir())
     assert 0 < kept <= 0.9 * (size // 2) + size / 3
-    assert tally(list(read_tape(tmp_path / "few"))).different == 0
+    assert tally(list(read_recording(tmp_path / "few"))).different == 0
 
 
 def test_a_tape_cut_short_or_damaged_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     play(tmp_path)
     (path,) = tmp_path.iterdir()
-    data, whole = path.read_bytes(), len(list(read_tape(tmp_path)))
+    data, whole = path.read_bytes(), len(list(read_recording(tmp_path)))
     lengths = []
     for length in range(0, len(data), len(data) // 40):
         path.write_bytes(data[:length])
-        lengths.append(len(list(read_tape(tmp_path))))
+        lengths.append(len(list(read_recording(tmp_path))))
     assert lengths == sorted(lengths) and lengths[0] == 0 and whole - 70 < lengths[-1] <= whole
     for at in range(3, len(data), len(data) // 40):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-        assert len(list(read_tape(tmp_path))) <= whole
+        assert len(list(read_recording(tmp_path))) <= whole
     path.write_bytes(zlib.compress(b'{"v": 99, "policy": ""}\n{"s": {}, "n": []}\n'))
-    assert list(read_tape(tmp_path)) == []
+    assert list(read_recording(tmp_path)) == []
 
 
 def test_a_stuck_disk_costs_ticks_and_what_follows_is_whole(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_stuck_disk_costs_ticks_and_what_follows_is_whole(tmp_path: Path) -> N
         tape.record(loop.policy, before, sample, decision, loop.memory)
     assert 50 < tape.dropped < 150
     assert tape.close(TIMEOUT_S)
-    recorded = list(read_tape(tmp_path))
+    recorded = list(read_recording(tmp_path))
     assert len(recorded) == 200 - tape.dropped
     assert tally(recorded).different == 0
 
@@ -192,7 +192,7 @@ def test_the_daemon_records_what_can_be_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    tape = rig.daemon._tape = Recorder(tmp_path / "samples", 1 << 20)
+    tape = rig.daemon._recorder = Recorder(tmp_path / "samples", 1 << 20)
     rig.tick(8)
     rig.pin(8 << 20)
     rig.tick(3)
@@ -200,7 +200,7 @@ def test_the_daemon_records_what_can_be_replayed(
     rig.tick(3)
     assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
     rig.end()
-    recorded = list(read_tape(tmp_path / "samples"))
+    recorded = list(read_recording(tmp_path / "samples"))
     assert len(recorded) == 13  # the first tick only sets the counters
     assert tally(recorded).different == 0
     assert sum(tick.memory is not None for tick in recorded) < 6
@@ -209,7 +209,7 @@ def test_the_daemon_records_what_can_be_replayed(
 def test_by_default_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, monkeypatch)
     rig.tick(3)
-    assert rig.daemon._tape is None
+    assert rig.daemon._recorder is None
     rig.end()
 
 
@@ -217,13 +217,13 @@ def test_part_of_a_day_with_a_rebuild_is_decided_again_from_anywhere_in_it(tmp_p
     """The day of tests/bench/day_replay.py, shortened: a rebuild ends in it at 15:00."""
     ticks = day_replay.record(tmp_path, day_replay.host(), 14.7, 0.7)
     assert ticks > 0.7 * day_replay.HOUR_S and len(list(tmp_path.iterdir())) >= 4
-    whole = list(read_tape(tmp_path))
+    whole = list(read_recording(tmp_path))
     result = tally(whole)
-    assert result.ticks == ticks and result.different == 0, result.told
+    assert result.ticks == ticks and result.different == 0, result.differences
     assert {"guard", "probe"} <= result.states["sda"].keys() and result.decisions > 15
     rates = [device.drain_rate for device in (_after(whole[:900]), _after(whole))]
     assert rates[0] and rates[1] and rates[1] > 1.5 * rates[0]
-    later = list(read_tape(tmp_path, since_s=whole[len(whole) // 2].sample.wall_s))
+    later = list(read_recording(tmp_path, since_s=whole[len(whole) // 2].sample.wall_s))
     assert 0 < len(later) < ticks and tally(later).different == 0
 
 
@@ -270,8 +270,8 @@ def test_what_another_policy_would_have_done(run: Run, tmp_path: Path) -> None:
 
 
 def test_no_tape_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(TapeError, match="samples"):
-        list(read_tape(tmp_path / "none"))
+    with pytest.raises(RecordingError, match="samples"):
+        list(read_recording(tmp_path / "none"))
     assert "no samples of that time" in run("--until", "1970-01-01")[1]
     assert run("--policy", str(tmp_path / "missing.conf"))[0] == 2
     assert ctl.main(["replay", "--tape", str(tmp_path / "none")]) == 1

@@ -17,7 +17,7 @@ import pytest
 from tests.lab.judge import Tick, again, judge, play
 from tests.lab.tapes import DIRECTORY, runs
 from tests.lab.truth import ROOM, Truth
-from writebackd.report.recorder import read_tape
+from writebackd.report.recorder import read_recording
 from writebackd.types.copying import replace
 
 NAMES = tuple(runs())
@@ -77,7 +77,7 @@ def test_the_cache_of_the_slow_array_is_seen_to_fill() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_estimates_go_by_the_limits_of_then_whatever_a_later_law_asks_for(name: str) -> None:
     ticks = [replace(tick, policy=re.sub(r"(?m)^(ceiling|rest) = .*$", r"\1 = 1M", tick.policy))
-             for tick in read_tape(DIRECTORY / name)]
+             for tick in read_recording(DIRECTORY / name)]
     steps = list(again(ticks))
     otherwise = 0
     for last, step in zip(steps, steps[1:]):
@@ -94,7 +94,7 @@ def test_estimates_go_by_the_limits_of_then_whatever_a_later_law_asks_for(name: 
 def test_a_tape_is_small_and_tells_nothing_of_its_host(name: str) -> None:
     files = sorted((DIRECTORY / name).iterdir())
     assert sum(file.stat().st_size for file in files) < MOST_BYTES
-    for tick in read_tape(DIRECTORY / name):
+    for tick in read_recording(DIRECTORY / name):
         sample = tick.sample
         assert {task.comm for task in sample.tasks} <= {"writer"}
         assert not (sample.cgroups or sample.backings or sample.errors or sample.foreign)

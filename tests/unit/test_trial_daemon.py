@@ -18,7 +18,7 @@ from writebackd import daemon as daemon_module
 from writebackd.cli.replay import policy_of
 from writebackd.policy import Policy, load_policy
 from writebackd.policy.timetable import Timetable
-from writebackd.report.recorder import Recorded, Recorder, read_tape
+from writebackd.report.recorder import Recorded, Recorder, read_recording
 from writebackd.report.replayer import replay
 from writebackd.types.core_memory import Cap, Memory, Trial
 
@@ -135,7 +135,7 @@ def recorded(directory: Path, warm_s: float) -> "List[Recorded]":
             before = replace(before, trial=run.loop.memory.trial)
             tape.record(run.loop.policy, before, sample, decision, run.loop.memory)
     assert tape.close(20.0) and tape.dropped == 0
-    return list(read_tape(directory))
+    return list(read_recording(directory))
 
 
 @pytest.mark.parametrize("warm_s", [-2.0, 5.0])

@@ -65,7 +65,7 @@ def test_what_a_tick_asks_of_a_histogram_is_what_it_answers_one_by_one(
 ) -> None:
     seen = Histogram(tuple(sorted(counts.items())))
     one_by_one = (seen.total, seen.total_s(), seen.quantile(0.5), seen.quantile(0.99))
-    assert seen.told() == one_by_one
+    assert seen.summary() == one_by_one
     assert seen.total == sum(counts.values())
     for index in (0, 7, 100, HIST_BUCKETS - 1):
         above = sum(count for at, count in counts.items() if at >= index)

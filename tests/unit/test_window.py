@@ -33,7 +33,7 @@ from writebackd.policy.keys import WINDOW_KEYS
 from writebackd.policy.timetable import InForce, Timetable, local_zone, read_timetable
 from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when
-from writebackd.report.recorder import Recorder, read_tape
+from writebackd.report.recorder import Recorder, read_recording
 from writebackd.report.replayer import Tally, replay
 from writebackd.report.status_answer import status_json
 from writebackd.report.why_answer import why_json
@@ -393,13 +393,13 @@ def test_a_tape_with_a_window_is_decided_again_to_the_same(tmp_path: Path) -> No
     text = window("22:14-22:15", "ceiling = 8M\nfloor = 8M\nrest = 8M")
     policy = load(tmp_path, text + window("22:15-22:16", "floor = 64M\nrest = 64M", "second"))
     record(tmp_path / "tape", Timetable(policy, UTC), 180.0)
-    recorded = list(read_tape(tmp_path / "tape"))
+    recorded = list(read_recording(tmp_path / "tape"))
     assert len({tick.policy for tick in recorded}) == 3
     assert not any("[window" in tick.policy for tick in recorded)
     tally = Tally()
     for tick in replay(recorded, policy_of):
         tally.add(tick)
-    assert (tally.ticks, tally.different) == (len(recorded), 0), tally.told
+    assert (tally.ticks, tally.different) == (len(recorded), 0), tally.differences
     for floor, ceiling in ((8, 8), (64, 4096)):
         said = f"\nfloor = {floor}M"
         held = [each.outcome.goal_bytes for each in recorded if said in each.policy]

@@ -276,7 +276,7 @@ class Actuator:
         """Values in `limits` that another process set in place of ours."""
         if self.dry_run:
             return ()
-        found = []
+        changed = []
         for pair in PAIRS:
             current, original = pair.value(limits), pair.value(self.originals)
             lent = self._lent is not None and self._lent.came_back(pair, current)
@@ -284,8 +284,8 @@ class Actuator:
             if not is_ours(current, original, (ours,)) if ours is not None else lent:
                 lever, value = pair.in_force(current)
                 as_found = current == original
-                found.append(ForeignWrite(lever, str(value), original=as_found, ours=lent))
-        return tuple(found)
+                changed.append(ForeignWrite(lever, str(value), original=as_found, ours=lent))
+        return tuple(changed)
 
     def yield_(self) -> Tuple[Action, ...]:
         """Leave the limits to others until `take_over`, and restore what is still ours."""

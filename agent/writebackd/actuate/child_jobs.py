@@ -37,7 +37,7 @@ class ChildJobs:
 
     @property
     def pending(self) -> Mapping[Lever, Change]:
-        return {lever: each.change for lever, each in self._writes.items()}
+        return {lever: write.change for lever, write in self._writes.items()}
 
     def start(self, lever: Lever, change: Change, work: Work) -> None:
         self._writes[lever] = ChildWrite(lever, change, Job(work, CHILD_LIMIT_S))
@@ -54,27 +54,27 @@ class ChildJobs:
 
         One over its time does not count, since a hung disk may keep it forever.
         """
-        return sum(not each.running for each in self._writes.values()) >= MOST_AT_ONCE
+        return sum(not write.running for write in self._writes.values()) >= MOST_AT_ONCE
 
     def mark_slept(self) -> None:
         """Mark all running writes after a lost lease."""
-        for each in self._writes.values():
-            each.slept = True
+        for write in self._writes.values():
+            write.slept = True
 
     def collect(self) -> List[ChildWrite]:
         """The writes that ended since the last call, and, once, those over their time."""
-        found = []
-        for lever, each in list(self._writes.items()):
-            if not each.job.decided or (each.running and each.job.busy):
+        ended = []
+        for lever, write in list(self._writes.items()):
+            if not write.job.decided or (write.running and write.job.busy):
                 continue
-            each.failure, each.running = each.job.failure(), each.job.busy
-            if not each.running:
+            write.failure, write.running = write.job.failure(), write.job.busy
+            if not write.running:
                 del self._writes[lever]
-            found.append(each)
-        return found
+            ended.append(write)
+        return ended
 
     def wait(self, timeout_s: float) -> None:
         """Wait until one of them is done, for `timeout_s` seconds at most."""
-        for each in self._writes.values():
-            each.job.wait(timeout_s)
+        for write in self._writes.values():
+            write.job.wait(timeout_s)
             break

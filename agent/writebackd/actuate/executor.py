@@ -53,7 +53,7 @@ class Executor:
                     extra=journal_fields.foreign_limits(memory.intrusions),
                 )
                 return self._logged(self._actuator.yield_())
-            back = self._actuator.settle([each.write for each in memory.intrusions])
+            back = self._actuator.settle([intrusion.write for intrusion in memory.intrusions])
             if back:
                 log.warning("%s: %s", AlertName.FOREIGN_WRITER.value, memory.yielded)
             # Collects the results of restores in the background.

@@ -90,8 +90,8 @@ def last_in_use(files: KernelFiles) -> Optional[Path]:
     try:
         return Path(os.fsdecode(files.path(str(RUNTIME_DIR / IN_USE)).read_bytes()))
     except FileNotFoundError:
-        found = get_attribute(files, IN_USE)
-        return Path(os.fsdecode(found)) if found else None
+        value = get_attribute(files, IN_USE)
+        return Path(os.fsdecode(value)) if value else None
 
 
 def get_attribute(files: KernelFiles, name: str) -> Optional[bytes]:

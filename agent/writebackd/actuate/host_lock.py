@@ -99,14 +99,14 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
         return
     try:
         result = restore_left(files, last)
-        good, told = result.status != "failed", "; ".join(result.lines)
+        good, text = result.status != "failed", "; ".join(result.lines)
     except OSError as error:  # read-only in the unit's view of the host
-        good, told = False, f"{error}; try `sudo writebackctl restore`"
+        good, text = False, f"{error}; try `sudo writebackctl restore`"
     if not good:
         raise AlreadyRunning(
-            f"cannot restore the limits of an earlier writebackd ({last}): {told}"
+            f"cannot restore the limits of an earlier writebackd ({last}): {text}"
         )
-    log.warning("limits of an earlier writebackd restored from %s: %s", last / LEDGER, told)
+    log.warning("limits of an earlier writebackd restored from %s: %s", last / LEDGER, text)
 
 
 def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:

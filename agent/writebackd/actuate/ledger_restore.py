@@ -58,12 +58,12 @@ def put_back(files: KernelFiles, pair: Pair, current: PairValue, original: PairV
     except OSError as error:
         problem = explain(error)
     try:
-        found = pair.value(read_limits(files))
+        read_back = pair.value(read_limits(files))
     except (OSError, ValueError) as error:
         problem = problem or explain(error)
     else:
         # Judge by the value read back, not by the result of write(2).
-        wrong = None if found == original else f"reads back as {pair.describe(found)}"
+        wrong = None if read_back == original else f"reads back as {pair.describe(read_back)}"
         problem = wrong and (problem or wrong)
     return Action(lever, old, str(value), ok=problem is None, error=problem)
 
@@ -130,15 +130,15 @@ def value_of(write: ForeignWrite) -> PairValue:
 
 def restore_from_ledger(
     files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True,
-    hand: Optional[Levers] = None,
+    writer: Optional[Levers] = None,
 ) -> RestoreResult:  # fmt: skip
     """Undo what a dead daemon left, at whatever point it stopped; never raises.
 
     The limits are first, then the other levers.  `honour_keep` is for ExecStopPost=, which also
     runs after a clean stop: limits with `on-exit = keep` in the ledger stay.  Without `close` the
     ledger is not changed: a hung daemon may wake up within a write, and then the originals must
-    still be known.  `hand` is for a caller that tries repeatedly: it remembers children that hang,
-    and starts no more for the same target.
+    still be known.  `writer` is for a caller that tries repeatedly: it remembers children that
+    hang, and starts no more for the same target.
     """
     try:
         ledger, damaged = load_or_first(files, ledger_path)
@@ -158,16 +158,16 @@ def restore_from_ledger(
     pairs = () if keep or not ledger.written else PAIRS
     limits = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in pairs})
     written = ledger.written if keep or not limits.ok else ()
-    hand = hand or Levers(files)
-    hand.resume(ledger.levers)
-    levers = hand.restore(WAIT_S)
-    rest = replace(ledger, written=written, levers=hand.entries)
+    writer = writer or Levers(files)
+    writer.resume(ledger.levers)
+    levers = writer.restore(WAIT_S)
+    rest = replace(ledger, written=written, levers=writer.entries)
     # Restored levers are removed from the ledger even if others failed.
     done = RestoreOutcome(foreign=limits.foreign + levers.foreign)
     stays = None
     if close:
         stays = close_ledger(
-            files, ledger_path, ledger, done, rest if written or hand.entries else None
+            files, ledger_path, ledger, done, rest if written or writer.entries else None
         )
     return RestoreResult(
         _status(RestoreOutcome(limits.actions + levers.actions, done.foreign)),
@@ -206,18 +206,18 @@ def left_in_force(files: KernelFiles, ledger_path: Path) -> str:
     if ledger is None or ledger.is_of_an_earlier_boot(files):
         return ""
     limits = read_limits(files)
-    found = []
+    values = []
     for pair in PAIRS:
         current, original = pair.value(limits), pair.value(ledger.originals)
         if current != original and is_ours(current, original, ledger.ours(pair)):
-            found.append(pair.describe(current))
-    before = f" (before: {in_words(ledger.originals)})" if found else ""
+            values.append(pair.describe(current))
+    before = f" (before: {in_words(ledger.originals)})" if values else ""
     for entry in ledger.levers:
         with contextlib.suppress(OSError):  # the device or cgroup is gone
             if read(files, entry.lever) in entry.written:
-                found.append(f"{entry.lever}={say(entry.lever, entry.written[-1])}")
-    kept = ", kept by on-exit = keep" if found and ledger.on_exit == "keep" else ""
-    return ", ".join(found) + before + kept
+                values.append(f"{entry.lever}={say(entry.lever, entry.written[-1])}")
+    kept = ", kept by on-exit = keep" if values and ledger.on_exit == "keep" else ""
+    return ", ".join(values) + before + kept
 
 
 def _status(outcome: RestoreOutcome) -> str:

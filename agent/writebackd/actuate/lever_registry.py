@@ -100,8 +100,8 @@ class LeverRegistry:
     def let_go(self, lever: Lever) -> None:
         """Release the lever to another process, with those that are useless without it."""
         del self.entries[lever]
-        for each in together(lever):
-            self.left[each] = lever_files.identity(self._files, each)
+        for useless in together(lever):
+            self.left[useless] = lever_files.identity(self._files, useless)
 
     def read(self, lever: Lever) -> Optional[str]:
         """The value in the kernel; None if it cannot be read."""

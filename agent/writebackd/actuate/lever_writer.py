@@ -70,12 +70,12 @@ class Levers:
 
         Without unreadable ones, and without those that a child is about to write.
         """
-        found = []
+        differing = []
         for lever, entry in self._book.entries.items():
             current = None if self.jobs.busy(lever) else self._book.read(lever)
             if current is not None and current not in entry.written:
-                found.append((lever, entry.written[-1], current))
-        return tuple(found)
+                differing.append((lever, entry.written[-1], current))
+        return tuple(differing)
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Use the entries of a ledger unchanged; `restore` checks whose values are set."""
@@ -98,13 +98,13 @@ class Levers:
         taken_over = self._book.adopted - self._book.orphans
         adopted = [lever for lever in self._book.entries if lever in taken_over]
         threshold, problem = self._threshold(adopted)
-        found = []
+        settings = []
         for lever in adopted:
             text = self._book.read(lever)
             value = None if text is None else lever_files.value_of(lever, text, threshold)
             if value is not None and not (problem and lever.kind is LeverKind.BDI):
-                found.append(Setting(lever.kind, lever.target, lever.name, value))
-        return tuple(found)
+                settings.append(Setting(lever.kind, lever.target, lever.name, value))
+        return tuple(settings)
 
     def foreign(self) -> Tuple[ForeignWrite, ...]:
         """Values that another process set in place of ours; those levers are released.
@@ -112,15 +112,15 @@ class Levers:
         All three levers of a BDI are released, since they only work together.
         """
         self._forget_gone()
-        found = []
+        changed = []
         for lever in list(self._book.entries):
             if self.jobs.busy(lever):
                 continue
             current = self._book.read(lever)
             if self._book.is_foreign(lever, current):
-                found.append(ForeignWrite(str(lever), say(lever, current)))
+                changed.append(ForeignWrite(str(lever), say(lever, current)))
                 self._book.let_go(lever)
-        return tuple(found)
+        return tuple(changed)
 
     def take_over(self) -> None:
         """Use released levers again; the current values become the originals."""
@@ -206,8 +206,8 @@ class Levers:
             plan = self._plan.home([x for x in left if x in self._book.entries], again=True)
             done = self._carry_out(plan, {}, 0)
             actions += done
-            pending, told = self.jobs.pending, {action.lever for action in done}
-            tried += [x for x in plan if x in pending or str(x) in told]
+            pending, reported = self.jobs.pending, {action.lever for action in done}
+            tried += [x for x in plan if x in pending or str(x) in reported]
             if first and not self.jobs.crowded:
                 continue
             rest = until - time.monotonic()
@@ -215,11 +215,11 @@ class Levers:
                 break
             self.jobs.wait(min(rest, _WAIT_S))
         if wait_s:
-            told = {action.lever for action in actions}
+            reported = {action.lever for action in actions}
             actions += [
                 change.action(lever, "not done yet, still in the ledger")
                 for lever, change in pending.items()
-                if str(lever) not in told
+                if str(lever) not in reported
             ]
         self._book.store_if_changed()
         return RestoreOutcome(tuple(actions), tuple(foreign))
@@ -309,27 +309,27 @@ class Levers:
     def _judge(self, lever: Lever, change: Change, problem: Optional[str]) -> Action:
         """Read the lever back to see what is set, whatever write(2) returned."""
         entry = self._book.entries[lever]
-        found = self._book.read(lever)
-        if found == change.text or (found is None and problem is None and change.wanted is None):
+        text = self._book.read(lever)
+        if text == change.text or (text is None and problem is None and change.wanted is None):
             self._refusals.forget(lever)
             if change.wanted is None:
                 del self._book.entries[lever]
             else:
                 self._book.entries[lever] = replace(entry, written=(change.text,))
             return change.action(lever)
-        if found is not None:
+        if text is not None:
             # systemd accepted it: the unit has the property, even if io.max does not show it yet.
             stays = problem is None and change.wanted is not None and lever_files.outlives(
                 self._files, lever
             )
-            problem = problem or f"reads back as {say(lever, found)}"
-            if stays and found in (entry.original, *entry.written):
-                self._book.entries[lever] = replace(entry, written=(found, change.text))
-            elif found == entry.original:
+            problem = problem or f"reads back as {say(lever, text)}"
+            if stays and text in (entry.original, *entry.written):
+                self._book.entries[lever] = replace(entry, written=(text, change.text))
+            elif text == entry.original:
                 del self._book.entries[lever]  # nothing of ours
-            elif found not in entry.written:
+            elif text not in entry.written:
                 # Remember the value as the kernel rounded it.
-                self._book.entries[lever] = replace(entry, written=(entry.written[-1], found))
+                self._book.entries[lever] = replace(entry, written=(entry.written[-1], text))
         return self._refusals.add(lever, change, problem or "cannot read it back")
 
     def _judge_failed(self, lever: Lever, change: Change, error: Exception) -> Action:
@@ -339,13 +339,13 @@ class Levers:
         return action
 
     def _drop_foreign(self, candidates: Iterable[Lever]) -> List[ForeignWrite]:
-        found = []
+        changed = []
         for lever in candidates:
             entry, current = self._book.entries[lever], self._book.read(lever)
             if current is not None and current not in (*entry.written, entry.original):
-                found.append(ForeignWrite(str(lever), say(lever, current)))
+                changed.append(ForeignWrite(str(lever), say(lever, current)))
                 del self._book.entries[lever]
-        return found
+        return changed
 
     def _forget_gone(self) -> None:
         self._book.forget_gone()

@@ -43,20 +43,20 @@ class SelfTests:
         targets = sorted(set(asked))
         # Forget BDIs that are no longer asked for, so that a later failure is reported again.
         self._failed = {x: self._failed[x] for x in targets if x in self._failed}
-        found: Dict[str, Optional[str]] = {}
+        unfit: Dict[str, Optional[str]] = {}
         for target in targets if threshold is not None else ():
             identity = self._files.inode(bdi.directory(target))
             if identity is not None and self._passed.get(target) == identity:
                 continue
-            known, until, told = self._failed.get(target, (None, 0.0, ""))
+            known, until, reported = self._failed.get(target, (None, 0.0, ""))
             if known == identity and time.monotonic() < until:
-                found[target] = None
+                unfit[target] = None
                 continue
             trouble = self._test(target, identity, threshold or 0)
             if trouble is not None:
-                found[target] = trouble if (known, told) != (identity, trouble) else None
+                unfit[target] = trouble if (known, reported) != (identity, trouble) else None
                 self._failed[target] = (identity, time.monotonic() + TEST_AGAIN_S, trouble)
-        return found
+        return unfit
 
     def _test(self, target: str, identity: Optional[int], threshold: int) -> Optional[str]:
         """Why the BDI cannot be used; during the test its values are in the ledger."""
@@ -87,8 +87,8 @@ class SelfTests:
         """Drop results of BDIs that are gone, and expired failures."""
         now = time.monotonic()
         self._failed = {
-            target: (known, until, told)
-            for target, (known, until, told) in self._failed.items()
+            target: (known, until, reported)
+            for target, (known, until, reported) in self._failed.items()
             if self._files.inode(bdi.directory(target)) == known
             and (known is not None or now < until)
         }

@@ -53,7 +53,7 @@ class Watcher:
         """`stay`: do not end when there is nothing to watch. Raises OSError."""
         self._files = files
         # Shared by all tries, so that a write that hangs has one child and not one per try.
-        self._hand = Levers(files)
+        self._levers = Levers(files)
         self._dir = runtime_dir
         self._stay = stay
         self._lease_fd = open_private(runtime_dir / LEASE)
@@ -64,7 +64,7 @@ class Watcher:
         self._state = before.state if before else "watching"
         self._last: Optional[LeaseLine] = None
         self._again_s = 0.0
-        self._told: Tuple[str, ...] = ()  # why the last restore failed
+        self._logged: Tuple[str, ...] = ()  # why the last restore failed
         self._wake_s: Optional[float] = None  # when the last sleep was to end
         self._grace_until_s = 0.0
         self._graced_s = 0.0  # the end of lease that got its moment of grace
@@ -169,14 +169,14 @@ class Watcher:
         self._beat()
         had = self._has_ledger()
         result = restore_from_ledger(
-            self._files, self._dir / LEDGER, close=close, hand=self._hand
+            self._files, self._dir / LEDGER, close=close, writer=self._levers
         )
         self._state = "failed" if result.status == "failed" else "restored"
         self._again_s = time.monotonic() + (_AGAIN_S if result.status == "failed" else 0.0)
         self._beat()
         # Log last, since that may block, and once, since a failure repeats every few seconds.
-        lines = result.lines if had and result.lines != self._told else ()
-        self._told = result.lines if result.status == "failed" else ()
+        lines = result.lines if had and result.lines != self._logged else ()
+        self._logged = result.lines if result.status == "failed" else ()
         for text in (*filter(None, (why,)), *lines):
             say(text)
 

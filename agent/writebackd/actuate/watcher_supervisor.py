@@ -41,7 +41,7 @@ class WatcherSupervisor:
         self._dir, self._patience_s = runtime_dir, patience_s
         self._fd = open_private(runtime_dir / WATCH)
         self._starter: Optional[threading.Thread] = None
-        self._told: Optional[str] = None
+        self._logged: Optional[str] = None
         self._again_s = float("-inf")
         self._missed_s: Optional[float] = None  # since when there is none
         self._seen = 0.0  # its last beat, and when it came
@@ -56,7 +56,7 @@ class WatcherSupervisor:
             if now >= self._missed_s + self._patience_s:
                 self._start(now)
             return
-        self._told = self._missed_s = None
+        self._logged = self._missed_s = None
         line = read_watch(self._fd)
         if line is None:
             return  # just started, or damaged: the watcher writes its line once a second
@@ -115,9 +115,9 @@ class WatcherSupervisor:
 
     def _tell(self, problem: str) -> None:
         """Log a problem once, although the start is tried every second."""
-        if problem != self._told:
+        if problem != self._logged:
             log.error("%s", problem)
-        self._told = problem
+        self._logged = problem
 
 
 def _is_waited_for(seen: os.stat_result) -> bool:

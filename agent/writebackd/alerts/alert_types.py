@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Types of an alert: name, severity, cause, culprits, evidence.  Frozen.
 
-The detector makes alerts, status shows them, the routes tell them.
+The detector raises alerts, status shows them, the routes send them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AlertName(Enum):
     COLLAPSE = "COLLAPSE"  # syncs are far below the device's own baseline
     CACHE_DEGRADED = "CACHE_DEGRADED"  # the write cache takes no writes back any more
     EXHAUSTED = "EXHAUSTED"  # the agent has no lever left that helps
-    FOREIGN_WRITER = "FOREIGN_WRITER"  # somebody else set a lever
+    FOREIGN_WRITER = "FOREIGN_WRITER"  # another process set a lever
     BLIND = "BLIND"  # nothing can be measured
     BATTERY_TEST = "BATTERY_TEST"  # the cache may be off for it, within a day
     CACHE_MISMATCH = "CACHE_MISMATCH"  # behaviour contradicts a RAID tool
@@ -32,13 +32,13 @@ class Severity(Enum):
 
 
 class Cause(Enum):
-    """Why; a stable word, as it is part of an alert's identity."""
+    """The cause of an alert; the words are stable, as they are part of an alert's identity."""
 
     FLOOD = "writeback-flood"
     WRITE_THROUGH = "write-through"  # the write cache was switched off
     DEVICE = "device"  # errors, a rebuild, a disk that fails or hangs
     CAP = "volume-cap"  # a volume's limit on operations or bytes
-    NEIGHBOUR = "neighbour"  # somebody else's load behind the same disks
+    NEIGHBOUR = "neighbour"  # load of another host behind the same disks
     THROTTLED_WRITER = "throttled-writer"  # commits sleep in write()
     FOREIGN_CHANGE = "foreign-change"
     BATTERY = "battery"  # only of BATTERY_TEST
@@ -48,7 +48,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who did it; None: not known."""
+    """A program that caused the trouble; None: not known."""
 
     pid: Optional[int] = None
     comm: Optional[str] = None
@@ -62,7 +62,7 @@ class Culprit:
 
     @property
     def who(self) -> str:
-        """In words, without its command line: dd (pid 4242, backup.service) 310M/s."""
+        """The program without its command line: dd (pid 4242, backup.service) 310M/s."""
         name = self.comm or self.unit or self.container or "an unknown process"
         known = [f"pid {self.pid}"] if self.pid is not None else []
         if self.several:
@@ -78,7 +78,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the cause rests on: the window, and the numbers in it.
+    """What the cause is based on: a span of time, and the figures measured in it.
 
     `facts` are (name, value) with the unit in the name: sync_rate, baseline_sync_rate,
     fsync_p99_s, inflight ...
@@ -91,7 +91,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing that is wrong, for as long as it is."""
+    """One problem, for as long as it lasts."""
 
     name: AlertName
     device: Optional[str]  # None: the host
@@ -105,5 +105,5 @@ class Alert:
 
     @property
     def key(self) -> Tuple[str, Optional[str], str]:
-        """Identity: stays the same while numbers and severity move."""
+        """Identity: stays the same while numbers and severity change."""
         return (self.name.value, self.device, self.cause.value)

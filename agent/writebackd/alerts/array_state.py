@@ -18,18 +18,18 @@ _VERBS = {
 }  # fmt: skip
 
 
-def cause(view: DeviceView, found: Cause) -> Cause:
-    """`found`, where nobody else is to be blamed for what the array does itself.
+def cause(view: DeviceView, likeliest: Cause) -> Cause:
+    """The likeliest cause, unless the array itself is at work: then that is the cause.
 
-    From here a rebuild looks like somebody else's load: only who runs it can tell.
+    From the host a rebuild looks like the load of a neighbour: only the array can tell.
     """
-    if found in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
+    if likeliest in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
         return Cause.DEVICE
-    return found
+    return likeliest
 
 
 def said(view: DeviceView, why: Cause) -> str:
-    """What is known of such a cause, to go behind its words; empty for others."""
+    """What is known about such a cause, as the end of a sentence; empty for other causes."""
     if why is Cause.DEVICE:
         known = _works(view)
     elif why is Cause.WRITE_THROUGH:
@@ -40,7 +40,7 @@ def said(view: DeviceView, why: Cause) -> str:
 
 
 def done(view: DeviceView, why: Cause) -> str:
-    """What the agent did about it, and what is left to do, in words."""
+    """What the agent did about it, and what is left to do."""
     if why is Cause.DEVICE and _works(view):
         return "wait until the array is done, or lower its rebuild rate"
     tick = view.tick
@@ -48,9 +48,9 @@ def done(view: DeviceView, why: Cause) -> str:
 
 
 def battery(backing: Backing) -> str:
-    """What is wrong with what protects the cache, in words; empty where nothing is."""
+    """What is wrong with the battery or capacitor of the cache; empty if nothing is."""
     if backing.protection is None:
-        words = [each for each in backing.unread if "battery" in each]
+        words = [word for word in backing.unread if "battery" in word]
         return f"{', '.join(words)} is not understood ({backing.source})" if words else ""
     if backing.protection is Protection.OK:
         return ""
@@ -58,28 +58,28 @@ def battery(backing: Backing) -> str:
 
 
 def _here(view: DeviceView) -> Iterator[Backing]:
-    return (each for each in view.tick.sample.backings if each.device == view.name)
+    return (backing for backing in view.tick.sample.backings if backing.device == view.name)
 
 
 def _works(view: DeviceView) -> List[str]:
     lines = []
-    for each in _here(view):
-        for work in each.works:
+    for backing in _here(view):
+        for work in backing.works:
             line = f"array {_VERBS.get(work.kind, 'is busy')}"
             if work.share is not None:
                 line += f", {formats.percent(work.share)} done"
             if work.rate is not None:
                 line += f" at {formats.size(work.rate)}/s"
-            lines.append(f"{line} ({each.source})")
+            lines.append(f"{line} ({backing.source})")
     return list(dict.fromkeys(lines))
 
 
 def _caches(view: DeviceView) -> List[str]:
     lines = []
-    for each in _here(view):
-        lines.append(battery(each))
-        if each.mode is CacheMode.WRITE_THROUGH:
-            lines.append(f"cache write-through ({each.source})")
-        elif each.mode is not None:
-            lines.append(f"but {each.source} says {each.mode.value}")
+    for backing in _here(view):
+        lines.append(battery(backing))
+        if backing.mode is CacheMode.WRITE_THROUGH:
+            lines.append(f"cache write-through ({backing.source})")
+        elif backing.mode is not None:
+            lines.append(f"but {backing.source} says {backing.mode.value}")
     return list(dict.fromkeys(filter(None, lines)))

@@ -59,7 +59,7 @@ def small_writes(seen: DeviceSample) -> Tuple[int, int, Histogram]:
 
 
 def small_bytes(seen: DeviceSample) -> int:
-    """Only the bytes of those, since adding up latencies takes ten times as long."""
+    """Only the bytes of small writes, since adding up latencies takes ten times as long."""
     classes = seen.classes or {}
     return classes.get(IoClass.SYNC_WRITE, _NONE).bytes + classes.get(IoClass.JOURNAL, _NONE).bytes
 
@@ -113,7 +113,7 @@ def to_keep(memory: Memory, healths: Mapping[str, DeviceHealth]) -> Iterator[Dev
 
 
 def _rounded(value: float) -> float:
-    """Four digits, so that people can read the file and 1024 disks fit into it."""
+    """Round to four digits, so that people can read the file and 1024 disks fit into it."""
     return float(f"{value:.4g}")
 
 
@@ -127,19 +127,19 @@ def is_slow(health: DeviceHealth, estimate: Estimate, multiple: float) -> bool:
 
 
 def is_calm(health: DeviceHealth, estimate: Estimate) -> bool:
-    """Whether syncs are about as fast as usual, or none is pending."""
+    """Whether syncs take about as long as usual, or none is pending."""
     if not estimate.fsyncs:
         return not estimate.fsyncs_inflight
     return not is_slow(health, estimate, SLOWER)
 
 
 def committers(health: DeviceHealth) -> List[str]:
-    """The programs that commit on this device; empty: unknown."""
+    """The programs that commit on this device; empty if unknown."""
     return [comm for comm, ticks in health.committers.items() if ticks >= COMMITS_TICKS]
 
 
 def commits(health: DeviceHealth, comm: str) -> DeviceHealth:
-    """`health` after a tick without trouble in which this program synced."""
+    """Add this program to those that sync on the device, after a tick without trouble."""
     ticks = health.committers.get(comm, 0) + 1
     if ticks > COMMITS_TICKS or (ticks == 1 and len(health.committers) >= MANY_COMMIT):
         return health
@@ -149,7 +149,7 @@ def commits(health: DeviceHealth, comm: str) -> DeviceHealth:
 def followed(
     health: DeviceHealth, rate: float, sync_bytes: float, dt_s: float, flooded_s: float = 0.0
 ) -> DeviceHealth:
-    """`health` with this tick's syncs and bytes per second in what is usual."""
+    """Update the usual rates with this tick's syncs and bytes per second."""
     follows_s = RATE_RISES_S if rate > health.sync_rate else RATE_FALLS_S
     usual = health.sync_rate + min(1.0, dt_s / follows_s) * (rate - health.sync_rate)
     most = max(sync_bytes, health.most_sync_bytes * (1.0 - dt_s / MOST_FALLS_S))

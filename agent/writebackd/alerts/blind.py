@@ -12,13 +12,13 @@ from writebackd.types.copying import replace
 from writebackd.types.estimate import Estimate
 
 BLIND_S = 30.0
-# Ticks in a row that must be good before BLIND is over: what fails now and then is told once.
+# Readable ticks in a row that end BLIND: occasional failures are reported once.
 GOOD_TICKS = 30
 
 
 def blind(tick: TickView, memory: AlertMemory, estimates: Iterable[Estimate]) -> AlertMemory:
-    """`memory` with how long no sync could be seen; tells of it when that is long."""
-    known = [each.demand_known for each in estimates]
+    """Update how long no sync could be seen; raise BLIND when that is long."""
+    known = [estimate.demand_known for estimate in estimates]
     if not memory.sighted or not known or any(known):
         tick.well.add((AlertName.BLIND.value, None))
         return memory if not memory.blind_s else replace(memory, blind_s=0.0)
@@ -34,28 +34,28 @@ def blind(tick: TickView, memory: AlertMemory, estimates: Iterable[Estimate]) ->
 
 
 class BlindTicks:
-    """Counts ticks that could not be read; tells BLIND, once asked to, until enough were good."""
+    """Counts unreadable ticks; once BLIND was raised it stays until enough ticks were readable."""
 
     def __init__(self) -> None:
         self.ticks = 0  # in a row in which nothing could be looked for
         self._good_ticks = 0  # in a row since then
-        self._since_wall_s: Optional[float] = None  # None: BLIND is not told
+        self._since_wall_s: Optional[float] = None  # None: BLIND is not raised
 
     def still(self) -> None:
-        """A tick in which no alert could be looked for."""
+        """Count a tick in which alerts could not be checked."""
         self.ticks += 1
         self._good_ticks = 0
 
-    def told(
+    def blind(
         self, standing: Sequence[Alert], since_wall_s: float, problem: str
     ) -> Tuple[Alert, ...]:
-        """The alerts that stood, and BLIND: since then, or since it was told first."""
+        """The earlier alerts and BLIND, dated from when BLIND was first raised."""
         if self._since_wall_s is None:
             self._since_wall_s = since_wall_s
         return _with_blind(standing, self._since_wall_s, problem)
 
     def good(self, alerts: Tuple[Alert, ...]) -> Tuple[Alert, ...]:
-        """Those of a good tick, and BLIND until enough of them were good in a row."""
+        """The alerts of a readable tick, and BLIND until enough were readable in a row."""
         self.ticks = 0
         self._good_ticks += 1
         if self._since_wall_s is None or self._good_ticks >= GOOD_TICKS:
@@ -73,4 +73,4 @@ def _with_blind(standing: Sequence[Alert], since_wall_s: float, problem: str) ->
         AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
         "restored the original limits: nothing is protected until statistics can be read",
     )  # fmt: skip
-    return (*(each for each in standing if each.name is not AlertName.BLIND), alert)
+    return (*(active for active in standing if active.name is not AlertName.BLIND), alert)

@@ -104,7 +104,7 @@ def _flood(incident: Incident) -> bool:
 
 
 def _writes_much(incident: Incident) -> bool:
-    """Whether this host itself fills the device, other than by a flood that is held."""
+    """Whether this host itself fills the device, not counting a flood that is held back."""
     if incident.flooded_s >= FLOODED_SHARE * incident.seconds:
         return False
     seconds, operations, size = (sum(each) for each in zip(*incident.ticks))
@@ -150,7 +150,7 @@ def usual_write(incident: Incident, health: DeviceHealth) -> Optional[Baseline]:
 
 
 def fast_share(writes: Histogram, size_bytes: int, health: DeviceHealth) -> Optional[float]:
-    """The share of small writes that are as fast as usual; None if that is not known."""
+    """The share of small writes that are as fast as usual; None if unknown."""
     total = writes.total
     size = size_class(total, size_bytes)
     usual = health.usual(health.writes, size)
@@ -165,14 +165,14 @@ def _soon_s(usual: Baseline) -> float:
 
 
 def has_cached(writes: Histogram, usual: Baseline) -> bool:
-    """Whether a write cache answered some of these small writes."""
+    """Whether a write cache completed some of these small writes."""
     cached_s = min(_soon_s(usual), max(CACHE_MULTIPLE * usual.latency_s, MEDIA_S / 2))
     above, total = writes.count_above(cached_s)
     return total - above > FAST_SHARE * total
 
 
 def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
-    """Whether every small write takes as long as media need, although a cache used to answer."""
+    """Whether every small write now takes as long as the media need, despite a cache."""
     usual, fast = (
         usual_write(incident, health),
         fast_share(incident.writes, incident.sync_bytes, health),
@@ -193,7 +193,7 @@ def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
 def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     """The programs that dirtied most, the heaviest first, if dirty pages are the cause.
 
-    Without command lines.
+    They have no command lines.
     """
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return ()
@@ -207,15 +207,15 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
     if sum([count for count, _ in heavy]) < CULPRIT_SHARE * incident.written_bytes:
         return ()  # direct IO, which dirties nothing
     seconds = max(incident.seconds, 1e-3)
-    found = []
+    culprits = []
     for count, (before, since) in heavy:
         if not count or count < CULPRIT_SHARE * heavy[0][0]:
             continue
         if before is not None and (since is None or before.count > since.count):
-            found.append(_culprit(before, before.seconds))
+            culprits.append(_culprit(before, before.seconds))
         elif since is not None:
-            found.append(_culprit(since, seconds))
-    return tuple(found)
+            culprits.append(_culprit(since, seconds))
+    return tuple(culprits)
 
 
 def _culprit(dirtied: Dirtied, seconds: float) -> Culprit:
@@ -248,5 +248,5 @@ def unit_in(cgroup: Optional[str]) -> Optional[str]:
 def container_in(cgroup: Optional[str]) -> Optional[str]:
     """The container that a cgroup path belongs to: its id (docker, podman, CRI: 64 hex), its name
     (LXC, LXD, Proxmox)."""
-    found = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
-    return found.group(1) if found else None
+    match = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
+    return match.group(1) if match else None

@@ -46,7 +46,7 @@ class Syncs(NamedTuple):
     seconds: float
 
 
-# Commits per second.  Of fewer a window of 8 s has too few to tell a collapse from a pause: a month
+# Commits per second.  Below this 8 s have too few to tell a collapse from a pause: a month
 # of hosts that commit less than once a second gave 21 alerts.  One that hangs is a STALL.
 ENOUGH_RATE = 5.0
 
@@ -86,7 +86,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
-    """Whether this tick looks like a collapse: few commits, and these slow."""
+    """Whether this tick looks like a collapse: few commits, and slow ones."""
     rate, few = view.estimate.sync_rate, view.rules.sync_share * health.sync_rate
     if (
         rate is None
@@ -102,7 +102,7 @@ def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
 
 
 def _lasts(view: DeviceView, health: DeviceHealth) -> bool:
-    """Whether an incident goes on: a few fast syncs do not end it while the rate is low."""
+    """Whether an incident continues: a few fast syncs do not end it while the rate is low."""
     rate = _rate(view, health, view.estimate.sync_rate or 0.0)
     few = rate < view.rules.sync_share * health.sync_rate
     return few and view.seen.sync is not None and view.waited
@@ -153,14 +153,14 @@ def _of_spell(view: DeviceView, health: DeviceHealth, incident: Incident) -> Syn
 
 
 def _rate(view: DeviceView, health: DeviceHealth, rate: float) -> float:
-    """Of `rate` that of the usual programs, at most: of several that wait alike each has a part."""
+    """`rate`, but at most that of the usual programs: several that wait alike share it."""
     others = [task for task in view.tick.tasks.get(view.name, ()) if task.synced
               and task.comm not in committers(health)]
     return rate / 2 if others and not _own(view, health) else rate
 
 
 def _own(view: DeviceView, health: DeviceHealth) -> bool:
-    """Whether what syncs write is of the programs that commit, and not of others or direct IO."""
+    """Whether the programs that commit wrote what syncs write, not other programs or direct IO."""
     known = committers(health)
     return not known or view.is_of(known)
 
@@ -186,12 +186,12 @@ def _threshold_s(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> float:
 
 
 def _is_behind(view: DeviceView) -> bool:
-    """Whether more waits to be written than a load of large syncs leaves waiting."""
+    """Whether more waits to be written than a load of large syncs leaves behind."""
     return view.flooded and view.backlog_bytes >= BACKLOG_LEAST_BYTES
 
 
 def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
-    """Whether syncs are fewer because they are larger: they write as many bytes as ever."""
+    """Whether syncs are fewer because they are larger: as many bytes are written as before."""
     if _is_behind(view):
         return False
     if syncs.size_bytes < view.rules.bytes_share * health.most_sync_bytes * syncs.seconds:

@@ -64,7 +64,7 @@ def degraded(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """Record for how long small writes are fast, or slow, during a flood and just after it."""
+    """Record how long small writes are fast or slow during a flood and shortly after it."""
     count, size_bytes, latencies = view.small_writes
     size = size_class(count, size_bytes)
     usual = health.usual(health.writes, size)
@@ -88,7 +88,7 @@ def beside_flood(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def recovering(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """Check whether a cache reported as off is back.
+    """Check whether a cache reported as off works again.
 
     A single tick of a quiet host has too few writes to judge by, so ticks are combined.
     """
@@ -118,7 +118,7 @@ def _behind_much(view: DeviceView) -> bool:
 
 
 def _is_fast(view: DeviceView, health: DeviceHealth, usual: Baseline) -> bool:
-    """Whether a cache took some of the tick's small writes."""
+    """Whether a cache completed some of the tick's small writes."""
     _, size_bytes, latencies = view.small_writes
     if view.estimate.flooded:
         return has_cached(latencies, usual)
@@ -138,7 +138,7 @@ def _is_usual(incident: Incident, beside: BesideFlood) -> bool:
 
 
 def _hidden(view: DeviceView) -> bool:
-    """Whether a flood may be the cause of slow small writes in this tick."""
+    """Whether a flood may be why small writes are slow in this tick."""
     if not view.estimate.flooded:
         return False
     middle = view.small_writes[2].quantile(0.5)

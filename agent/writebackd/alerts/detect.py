@@ -67,7 +67,7 @@ def detect(
         name = seen.device.name
         health = known.get(name)
         turn = (memory.ticks + number) % every == 0
-        if _idle(seen, health) and name not in tick.told:
+        if _idle(seen, health) and name not in tick.alerting:
             if health is not None:
                 falls = turn and health.sync_rate
                 healths[name] = followed(health, 0.0, 0.0, learns_s) if falls else health
@@ -98,8 +98,8 @@ def detect(
     for task in sample.tasks:
         name = task.device or ""
         if task.synced and name in healths and name in estimates and not tick.quiet:
-            health, found = healths[name], estimates[name]
-            well = is_calm(health, found) and not (found.flooded or _troubled(health))
+            health, estimated = healths[name], estimates[name]
+            well = is_calm(health, estimated) and not (estimated.flooded or _troubled(health))
             if well and name not in frozen:
                 healths[name] = commits(health, task.comm)
     memory = blind(tick, memory, estimates.values())
@@ -165,7 +165,7 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
         health = mismatch(view, health)
     if at_the_bound or health.exhausted is not None:
         health = exhausted(view, health, at_the_bound)
-    if standing and (AlertName.EXHAUSTED.value, view.name) not in view.tick.found:
+    if standing and (AlertName.EXHAUSTED.value, view.name) not in view.tick.raised:
         view.well(AlertName.EXHAUSTED)
     return health
 

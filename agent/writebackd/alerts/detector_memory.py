@@ -17,14 +17,14 @@ ENOUGH_S = 15.0
 
 
 def size_class(count: int, total_bytes: int) -> int:
-    """The class of operations that moved `total_bytes` together."""
+    """The size class of `count` operations that moved `total_bytes` together."""
     mean = total_bytes / count if count else 0.0
     return sum([mean > size for size in SIZES])
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """How long one kind of operation of one size class takes while nothing is wrong."""
+    """The usual latency of one kind of operation in one size class."""
 
     size: int  # the class
     latency_s: float  # mean of syncs, median of requests
@@ -39,10 +39,10 @@ Program = Tuple[str, int]  # comm, cgroup id
 
 @dataclass(frozen=True)
 class Dirtied:
-    """What processes of one name and cgroup dirtied.
+    """The bytes dirtied by processes of one name and cgroup.
 
-    As one: a loop of short copies is no crowd of writers, and no tick tells which of its processes
-    were there at the same time.
+    They count as one program: a loop of short copies is not many writers, and a tick does not show
+    which of its processes ran at the same time.
     """
 
     count: int  # bytes
@@ -52,7 +52,7 @@ class Dirtied:
 
 
 class HeavyTick(NamedTuple):
-    """Who dirtied much in a tick."""
+    """Which processes dirtied many pages in a tick."""
 
     time_s: float
     dt_s: float
@@ -61,22 +61,22 @@ class HeavyTick(NamedTuple):
 
 @dataclass(frozen=True)
 class Incident:
-    """A stretch in which something looks wrong, and the sums of its last seconds.
+    """A period in which something looks wrong, and the sums of its last seconds.
 
-    Sums from the first tick on would say less and less of what is so now: minutes of a trickle
-    that nobody waited for once hid the collapse that came after it.
+    Sums from the first tick on would describe the present less and less: minutes of a trickle
+    without a waiting program once hid the collapse that followed.
     """
 
     began_s: float  # as Sample.time_s
     began_wall_s: float
     lasted_s: float = 0.0  # since it began
     good_s: float = 0.0  # the last of them in a row that looked well again
-    unwanted_s: float = 0.0  # and in which nobody waited
+    unwanted_s: float = 0.0  # and in which no program waited
     seconds: float = 0.0  # that the sums are of
     syncs: Histogram = field(default_factory=Histogram)  # latencies of those that returned
     sync_bytes: int = 0
     oldest_s: float = 0.0  # the longest that one had waited when it was looked at
-    waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
+    waited_s: float = 0.0  # seconds of ticks in which a program waited for a sync
     flooded_s: float = 0.0
     loaded_s: float = 0.0  # by writes that are not the flusher's
     flood_age_s: float = float("inf")  # of the flood, when this began
@@ -98,24 +98,24 @@ class Incident:
 
     @property
     def queued_s(self) -> float:
-        """What waited to be written, in seconds of the rate, on average."""
+        """The mean backlog, in seconds of the device's rate."""
         return self.queued_s2 / self.seconds if self.seconds else 0.0
 
     @property
     def slowest_s(self) -> float:
-        """Of the syncs that returned, and of those seen to wait."""
+        """The slowest of the syncs that returned or are pending."""
         return max(self.syncs.quantile(1.0) or 0.0, self.oldest_s)
 
     @property
     def judged_s(self) -> float:
-        """What thresholds are held against: mean of the syncs that returned, or half of the age of
-        one that does not. No screen calls that a latency."""
+        """Compared with thresholds: mean of the syncs that returned, or half the age of a pending
+        one. Not shown as a latency."""
         return max(self.syncs.mean() or 0.0, self.oldest_s / 2)
 
 
 class BesideFlood(NamedTuple):
-    """How small writes fare beside floods. A cache that is full finds room for some, soon; media
-    alone are fast for none."""
+    """How fast small writes are during floods. A full cache soon has room for some; without a cache
+    none is fast."""
 
     fast_s: float = 0.0  # seconds with fast ones, less those without, of the last minute
     fast_at_s: float = float("-inf")  # the last tick with a fast one, as Sample.time_s
@@ -125,7 +125,7 @@ class BesideFlood(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovery:
-    """What small writes took since a write cache was told to be off."""
+    """Latencies of small writes since a write cache was reported as off."""
 
     count: int = 0
     bytes: int = 0
@@ -136,7 +136,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """One device: what is usual for it, and what is wrong now."""
+    """The usual behaviour of one device, and what is wrong with it now."""
 
     identity: Tuple[Optional[str], ...]
     sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
@@ -159,20 +159,20 @@ class DeviceHealth:
     size_seen: Optional[float] = None  # the last of them
 
     def usual(self, kind: Baselines, size: int) -> Optional[Baseline]:
-        """The baseline of that size, or of the nearest that is known well enough."""
+        """The baseline of that size, or of the nearest one with enough data."""
         known = kind.get(size)
         if known is not None and (known.learned_s >= ENOUGH_S or len(kind) == 1):
             return known if known.learned_s >= ENOUGH_S else None
-        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
-        if not found and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
+        candidates = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
+        if not candidates and sum([b.learned_s for b in kind.values()]) >= ENOUGH_S:
             # Operations at the end of a class fall into two by turns.
-            found = [(-int(b.learned_s), b) for b in kind.values()]
-        return min(found, key=lambda each: each[0])[1] if found else None
+            candidates = [(-int(b.learned_s), b) for b in kind.values()]
+        return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 @dataclass(frozen=True)
 class ActiveAlert:
-    """An alert that stands, and how near it is to its end."""
+    """An active alert, and how close it is to its end."""
 
     alert: Alert
     raised_s: float  # as Sample.time_s
@@ -186,7 +186,7 @@ Key = Tuple[str, Optional[str]]  # name of the alert, device
 
 @dataclass(frozen=True)
 class AlertMemory:
-    """All state of the detector."""
+    """The whole state of the detector."""
 
     sighted: bool = True  # the probe is expected to see syncs
     ticks: int = 0

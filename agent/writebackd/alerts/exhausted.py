@@ -15,7 +15,7 @@ EXHAUSTED_S = 60.0
 
 
 def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
-    """`health` with this tick in its incident; tells of it when it is long."""
+    """Add this tick to the device's incident; raise EXHAUSTED when that has lasted."""
     tick = view.tick
     incident = extended(health.exhausted, view, at_the_bound, EXHAUSTED_S / 2)
     if incident.good_s >= INCIDENT_ENDS_S or not tick.protects:

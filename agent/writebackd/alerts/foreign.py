@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""FOREIGN_WRITER: somebody else changed a lever."""
+"""FOREIGN_WRITER: another process changed a lever."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from writebackd.types.samples import Sample
 
 
 def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
-    """One for the global pair, and one for each device with levers that were let go."""
+    """One alert for the global limits, and one for each device with released levers."""
     if not memory.intrusions:
         return ()
     alerts: List[Alert] = []
     for device, some in by_device(memory, sample).items():
-        limits = [each for each in some if each.write.is_limit]
-        others = [each for each in some if not each.write.is_limit]
+        limits = [intrusion for intrusion in some if intrusion.write.is_limit]
+        others = [intrusion for intrusion in some if not intrusion.write.is_limit]
         if limits:
             # One of the pair is as good as both: everything is let go.
             said = memory.yielded or "another process set the limits"
@@ -35,20 +35,20 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
 
 
 def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrusion]]:
-    """What each of these alerts is about, by its device; None: the host, or not known."""
+    """The changes behind each alert, by device; None: the host, or an unknown device."""
     owners = _owners(sample)
-    found: Dict[Optional[str], List[Intrusion]] = {}
-    for each in memory.intrusions:
+    intrusions: Dict[Optional[str], List[Intrusion]] = {}
+    for intrusion in memory.intrusions:
         device = None
-        if not each.write.is_limit:
-            kind, target, name = each.write.lever.split(" ", 2)
+        if not intrusion.write.is_limit:
+            kind, target, name = intrusion.write.lever.split(" ", 2)
             device = owners.get(target if kind != LeverKind.PACE.value else name)
-        found.setdefault(device, []).append(each)
-    return found
+        intrusions.setdefault(device, []).append(intrusion)
+    return intrusions
 
 
 def _owners(sample: Sample) -> Mapping[str, str]:
-    """Devices by what a lever is of: their name, their BDI, or a disk below by name or number."""
+    """Device names by what levers are named after: device, BDI, or a leaf disk's name or number."""
     devices = [seen.device for seen in sample.devices]
     owners = {
         disk: device.name for device in devices for disk in (*device.leaves, *device.leaf_devnos)
@@ -71,7 +71,7 @@ def _alert(
         device=device,
         severity=Severity.WARNING,
         cause=Cause.FOREIGN_CHANGE,
-        since_s=min(each.wall_s for each in intrusions),
+        since_s=min(intrusion.wall_s for intrusion in intrusions),
         summary=summary,
         done=f"{did}: `writebackctl enforce` takes over from the current values",
         culprits=writers(intrusions),
@@ -79,12 +79,12 @@ def _alert(
 
 
 def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
-    """The processes that changed something, as far as they are known."""
-    found = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
+    """The processes that made the changes, as far as known."""
+    writes = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
     return tuple(
         Culprit(
             pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,
             unit=unit_in(write.cgroup), container=container_in(write.cgroup),
         )
-        for write in found.values()
+        for write in writes.values()
     )

@@ -71,22 +71,22 @@ def _begun(view: DeviceView) -> Incident:
 
 
 def _before(view: DeviceView) -> Dict[Program, Dirtied]:
-    """Who dirtied what waits to be written: the last that was dirtied, of as many bytes."""
+    """Who dirtied the backlog: the most recently dirtied pages, up to its size."""
     left = view.backlog_bytes
-    found: Dict[Program, Dirtied] = {}
+    dirtied_by: Dict[Program, Dirtied] = {}
     for tick in reversed(view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy):
         tasks = [task for task in tick.tasks if task.device in (view.name, None)]
         dirtied = sum([task.dirtied_bytes for task in tasks])
         share = min(1.0, left / dirtied) if dirtied else 0.0
         for task in tasks if share else ():
             part = replace(task, dirtied_bytes=int(share * task.dirtied_bytes))
-            _add_task(found, part, share * tick.dt_s, task.cgroup)
+            _add_task(dirtied_by, part, share * tick.dt_s, task.cgroup)
         left -= share * dirtied
-    return found
+    return dirtied_by
 
 
 def _is_now(view: DeviceView) -> bool:
-    """Whether the last heavy tick is this one, which the sums have themselves."""
+    """Whether the last heavy tick is this one, which the sums already contain."""
     return bool(view.tick.heavy) and view.tick.heavy[-1].time_s == view.tick.sample.time_s
 
 
@@ -148,7 +148,7 @@ def is_over(incident: Incident) -> bool:
 
 
 def is_lasting(incident: Incident) -> bool:
-    """Whether it is more than one tick: in a single long one the whole host may have stopped."""
+    """Whether it is longer than one tick: during one long tick the host may have been stopped."""
     return len(incident.ticks) > 1
 
 

@@ -28,30 +28,30 @@ _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
 
 def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key, ActiveAlert]:
     """Raise alerts at once; end them after `resolve-after` without trouble and at least `hold`."""
-    found = tick.found
+    raised = tick.raised
     if tick.quiet:
-        found = {key: alert for key, alert in found.items() if key in before}
-    if not found and not before:
+        raised = {key: alert for key, alert in raised.items() if key in before}
+    if not raised and not before:
         return {}
     now_s, rules = tick.sample.time_s, tick.rules
     here = {seen.device.name for seen in tick.sample.devices}
     standing: Dict[Key, ActiveAlert] = {}
-    for key, each in before.items():
+    for key, active in before.items():
         if key[1] in tick.left:
             continue
-        alert = found.get(key)
+        alert = raised.get(key)
         if alert is not None:
-            standing[key] = _still(each, alert, tick)
+            standing[key] = _still(active, alert, tick)
             continue
         gone = key[1] is not None and key[1] not in here
         if key in tick.well or gone:
-            good_s = each.good_s + tick.sample.dt_s
+            good_s = active.good_s + tick.sample.dt_s
         else:
-            good_s = max(0.0, each.good_s - GOOD_TAKEN * tick.sample.dt_s)
-        if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
-            alert = messages.gone(each.alert) if gone else each.alert
-            standing[key] = replace(each, alert=alert, good_s=good_s)
-    for key, alert in found.items():
+            good_s = max(0.0, active.good_s - GOOD_TAKEN * tick.sample.dt_s)
+        if good_s < rules.resolve_after_s or now_s - active.raised_s < rules.hold_s:
+            alert = messages.gone(active.alert) if gone else active.alert
+            standing[key] = replace(active, alert=alert, good_s=good_s)
+    for key, alert in raised.items():
         if key not in standing:
             standing[key] = ActiveAlert(alert, now_s)
     # One alert is enough for a disk that is gone; the ones it hides would appear when it ends.
@@ -62,7 +62,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
-    """The alert with this tick's numbers.
+    """The active alert with this tick's numbers.
 
     Its cause changes only after CAUSE_HOLDS_S, and its severity only rises, or each flicker of a
     cause and each wave of a flood would be reported anew.
@@ -99,10 +99,10 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
     for name, on in standing:
         by_name.setdefault(name, []).append(on)
     return tuple(
-        each.alert
-        for (name, on), each in standing.items()
+        active.alert
+        for (name, on), active in standing.items()
         if not any(
-            _explains(worse, each.alert)
+            _explains(worse, active.alert)
             and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())
@@ -111,7 +111,7 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
 
 
 def _explains(worse: AlertName, alert: Alert) -> bool:
-    """A missing cache, perhaps for weeks, does not explain writes of 100 ms and more."""
+    """A missing cache, perhaps for weeks, does not explain writes of 100 ms or more."""
     return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
 
 

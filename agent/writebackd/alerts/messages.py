@@ -31,7 +31,7 @@ def collapsed(
     name: str, incident: Incident, health: DeviceHealth, usual: Optional[Baseline], cause: Cause,
     culprits: Sequence[Culprit], limit: str = "",
 ) -> str:
-    """One line: how bad against the device's own baseline, why, who; `limit`: what throttles."""
+    """One line: how far below the device's baseline, why, who; `limit`: the limiting limit."""
     text = (
         f"{name}: {formats.count(incident.sync_rate)} commits/s instead of"
         f" {formats.count(health.sync_rate)}"
@@ -41,12 +41,12 @@ def collapsed(
         text += f", mean {formats.milliseconds(mean_s)} ms"
         text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
     text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
-    who = ", ".join(each.who for each in culprits)
+    who = ", ".join(culprit.who for culprit in culprits)
     return f"{text}; {WHY[cause]}{limit}" + (f": {who}" if who else "")
 
 
 def limit(limit_bytes: int, memory: Memory) -> str:
-    """The limit that throttles, and whose it is."""
+    """Which limit throttles the writers, and who set it."""
     whose = "set by writebackd"
     if memory.yielded is not None:
         whose = memory.yielded
@@ -76,7 +76,7 @@ def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: fl
 
 
 def gone(alert: Alert) -> Alert:
-    """The same alert when its disk is no more."""
+    """The alert after its disk was removed."""
     if alert.done == _GONE:
         return alert
     return replace(alert, summary=f"{alert.device}: the disk is gone; {alert.summary}", done=_GONE)
@@ -85,7 +85,7 @@ def gone(alert: Alert) -> Alert:
 def exhausted(
     name: str, incident: Incident, objective_s: float, cause: Cause, floor_bytes: Optional[int]
 ) -> str:
-    """`floor_bytes`: where it is in force in this tick."""
+    """`floor_bytes`: the limit in force in this tick, which cannot be lowered further."""
     p99_s = incident.syncs.quantile(0.99)
     slow = f"slowest {formats.milliseconds(incident.slowest_s)} ms"
     if p99_s is not None:
@@ -126,7 +126,7 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
         return "limit at its floor for a drain: `writebackctl release` ends it"
     if not in_force:
         return "nothing, the limits are refused or switched off: see `writebackctl status`"
-    mine = next((each for each in decision.devices if each.name == name), None)
+    mine = next((device for device in decision.devices if device.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
     if decision.limit_bytes is None:
         return f"no limit set yet{state}"

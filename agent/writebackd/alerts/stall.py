@@ -12,13 +12,13 @@ from writebackd.types.copying import replace
 # What no sync waits for may be a read of a disk in standby, which takes up to 10 s to spin up, or
 # one request that the kernel counts nowhere when it completes.
 UNWANTED_STALL_S = 15.0
-# Seconds without a completion after which a rotating disk may be in standby, whoever waits for it.
+# Seconds without a completion after which a rotating disk may be in standby, even if awaited.
 # While it works that is written down every WORKED_S.
 STANDBY_S, WORKED_S = 60.0, 15.0
 
 
 def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with how long nothing has completed; tells of it when that is long."""
+    """Update how long nothing has completed; raise STALL when that is long."""
     seen, estimate, sample, name = view.seen, view.estimate, view.tick.sample, view.name
     sync = seen.sync
     waiting = sync.inflight if sync is not None else 0
@@ -30,7 +30,7 @@ def stall(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         if completed and sample.time_s - health.worked_s >= WORKED_S:
             return replace(health, stalled_s=0.0, worked_s=sample.time_s)
         return health if not health.stalled_s else replace(health, stalled_s=0.0)
-    if seen.classes and any(each.count for each in seen.classes.values()):
+    if seen.classes and any(requests.count for requests in seen.classes.values()):
         return replace(health, stalled_s=0.0) if health.stalled_s else health  # flushes
     before_s, stalled_s = health.stalled_s, health.stalled_s + view.dt_s
     health = replace(health, stalled_s=stalled_s)

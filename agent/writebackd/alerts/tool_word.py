@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""BATTERY_TEST and CACHE_MISMATCH: what RAID tools announce, and what behaviour contradicts.
+"""BATTERY_TEST and CACHE_MISMATCH: what RAID tools announce, or report unlike what is measured.
 
-The other way round, a cache that is off while a tool says write-back, is CACHE_DEGRADED, which
-quotes the tool.
+The opposite, a cache that is off while a tool reports write-back, is CACHE_DEGRADED, which quotes
+the tool.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ANOTHER = (
 
 
 def battery_tests(tick: TickView) -> None:
-    """Tells of each test within a day, on the first of its devices, and names them all.
+    """Raise an alert for each test within a day, on the first device, naming all devices.
 
-    Those of two controllers at the same time are one alert: a tool's answer does not tell here
-    which controller it is of.
+    Tests of two controllers at the same time are one alert: the tool's answer does not say which
+    controller it is about.
     """
     here = {seen.device.name for seen in tick.sample.devices if seen.excluded is None}
     tests: Dict[Tuple[str, float], List[str]] = {}
@@ -56,13 +56,13 @@ def battery_tests(tick: TickView) -> None:
                 "move the test to a quiet time, with the vendor's tool",
             ))  # fmt: skip
     for key in tick.stands:
-        if key[0] == AlertName.BATTERY_TEST.value and key not in tick.found:
+        if key[0] == AlertName.BATTERY_TEST.value and key not in tick.raised:
             tick.well.add(key)
 
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
-    """`health` with for how long, or how often, behaviour has been other than the tools say."""
-    here = [each for each in view.tick.sample.backings if each.device == view.name]
+    """Update for how long, or how often, the device has not behaved as the tools report."""
+    here = [backing for backing in view.tick.sample.backings if backing.device == view.name]
     health = _size(view, _mode(view, health, here), here)
     if not health.mismatch_s:
         view.well(AlertName.CACHE_MISMATCH)
@@ -70,11 +70,11 @@ def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
 
 
 def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
-    """Small writes that are too fast for a cache that is off."""
-    modes = [each for each in here if each.mode]
-    off = all(each.mode is CacheMode.WRITE_THROUGH for each in modes)
+    """Check for small writes that are too fast for a cache that is off."""
+    modes = [backing for backing in here if backing.mode]
+    off = all(backing.mode is CacheMode.WRITE_THROUGH for backing in modes)
     # The kernel knows the mode of its own caches, and what is below one may write back.
-    said = [each for each in modes if not each.source.startswith(_KERNEL)]
+    said = [backing for backing in modes if not backing.source.startswith(_KERNEL)]
     count, _, latencies = view.small_writes
     seconds = 0.0
     if said and off and view.seen.device.rotational:
@@ -95,23 +95,23 @@ def _mode(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 
 
 def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> DeviceHealth:
-    """Floods that show another size: each that is measured counts."""
+    """Count floods that measure another cache size than the tool reports."""
     seen, r = view.estimate.cache_bytes, view.estimate.drain_rate
-    said = [each for each in here if each.capacity_bytes and not each.source.startswith(_KERNEL)]
+    said = [b for b in here if b.capacity_bytes and not b.source.startswith(_KERNEL)]
     # A cache of the kernel's own says itself what it holds, and it is the one that fills.
     if not said or len(said) < len(here) or seen is None or r is None or any(
-        each.mode is CacheMode.WRITE_THROUGH for each in said
+        b.mode is CacheMode.WRITE_THROUGH for b in said
     ):
         return replace(health, sizes_off=0) if health.sizes_off else health
-    source, told = said[0].source, float(said[0].capacity_bytes or 0)
-    times = seen / told if seen > told else 0.0 if _is_shared(view, said[0]) else told / seen
-    off = times > SIZE_TIMES and abs(seen - told) >= SIZE_S * r
+    source, stated = said[0].source, float(said[0].capacity_bytes or 0)
+    times = seen / stated if seen > stated else 0.0 if _is_shared(view, said[0]) else stated / seen
+    off = times > SIZE_TIMES and abs(seen - stated) >= SIZE_S * r
     floods = health.sizes_off + (seen != health.size_seen) if off else 0
     if floods > 1 or (floods and times > SIZE_TIMES**2):
-        why = _ANOTHER if seen > told else "part of it is used for reads, reserved or disabled"
+        why = _ANOTHER if seen > stated else "part of it is used for reads, reserved or disabled"
         _tell(
             view, 0.0,
-            f"{source} reports a write cache of {formats.size(told)}, but floods fill"
+            f"{source} reports a write cache of {formats.size(stated)}, but floods fill"
             f" {formats.size(seen)}: {why}",
             "compare the settings of the controller's cache, and the disks' own caches, with the"
             " vendor's tool",
@@ -122,8 +122,8 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 def _is_shared(view: DeviceView, said: Backing) -> bool:
     """Whether another device may use the same cache."""
     return any(
-        (each.source, each.capacity_bytes) == (said.source, said.capacity_bytes)
-        for each in view.tick.sample.backings if each.device != view.name
+        (backing.source, backing.capacity_bytes) == (said.source, said.capacity_bytes)
+        for backing in view.tick.sample.backings if backing.device != view.name
     )  # fmt: skip
 
 

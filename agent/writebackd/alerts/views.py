@@ -27,7 +27,7 @@ KNOWN_SHARE = 0.5
 
 
 class TickView:
-    """What all devices of a tick share; made once."""
+    """What the detectors of all devices share in a tick."""
 
     def __init__(
         self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision,
@@ -35,16 +35,16 @@ class TickView:
     ) -> None:
         self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
         self.in_force = in_force
-        # Whether the law holds floods, so that what it needs time for is no news yet.
+        # Whether the law limits floods: then alerts wait until it has had time to act.
         self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
-        # Devices with an alert that stands.
+        # Devices with an active alert.
         self.stands = memory.standing.keys()
-        self.told = {device for _, device in self.stands}
-        self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
-        self.found: Dict[Key, Alert] = {}  # what is wrong
-        self.well: Set[Key] = set()  # what is well again
+        self.alerting = {device for _, device in self.stands}
+        self.left: Set[Optional[str]] = set()  # devices whose alerts are dropped
+        self.raised: Dict[Key, Alert] = {}  # alerts of this tick
+        self.well: Set[Key] = set()  # problems that are gone
         self.heavy = memory.heavy
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
         for task in sample.tasks:
@@ -54,11 +54,11 @@ class TickView:
             self.cgroups.setdefault(cgroup.device, []).append(cgroup)
 
     def path(self, cgroup_id: int) -> Optional[str]:
-        """Where a cgroup is, if it was seen in this tick."""
+        """The path of a cgroup, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
 
     def tell(self, alert: Alert) -> None:
-        self.found[alert.name.value, alert.device] = alert
+        self.raised[alert.name.value, alert.device] = alert
 
 
 class DeviceView:
@@ -72,10 +72,10 @@ class DeviceView:
         self.name = seen.device.name
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
-        self.standing = self.name in tick.told  # whether an alert stands on it
+        self.standing = self.name in tick.alerting  # whether an alert stands on it
 
     def well(self, name: AlertName) -> None:
-        """Nothing of that alert is to be seen any more; news only where it stands."""
+        """Note that this problem is gone, which matters only while its alert is active."""
         if self.standing:
             self.tick.well.add((name.value, self.name))
 
@@ -90,18 +90,18 @@ class DeviceView:
 
     @property
     def late(self) -> bool:
-        """Whether commits miss the policy's objective, which is of the 99th percentile."""
+        """Whether commits miss the policy's objective for the 99th percentile."""
         return max(self.estimate.commit_p99_s or 0.0, self.oldest_s) > self.objective_s
 
     @property
     def objective_s(self) -> float:
-        """The policy's, of this device."""
+        """The policy's objective for this device."""
         device = self.seen.device
         policy = self.tick.policy
         return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
 
     def is_of(self, programs: Container[str]) -> bool:
-        """Whether these have dirtied most of what syncs write: in this tick, or much of late."""
+        """Whether these programs dirtied most of what syncs write: now, or much of it lately."""
         tick = self.tick
         tasks = [*tick.tasks.get(self.name, ()), *tick.tasks.get(None, ())]
         for earlier in tick.heavy:
@@ -113,38 +113,38 @@ class DeviceView:
 
     @property
     def floor_bytes(self) -> Optional[int]:
-        """The target, where it is the lowest limit allowed."""
-        for each in self.tick.decision.devices:
-            if each.name == self.name and each.basis is not None and each.target_bytes is not None:
+        """The target if it is the lowest limit allowed, else None."""
+        for d in self.tick.decision.devices:
+            if d.name == self.name and d.basis is not None and d.target_bytes is not None:
                 # The basis is of the part of the global limit that is this device's.
-                part = int(each.target_bytes * self.estimate.limit_share)
-                return each.target_bytes if part <= each.basis.floor_bytes else None
+                part = int(d.target_bytes * self.estimate.limit_share)
+                return d.target_bytes if part <= d.basis.floor_bytes else None
         return None
 
     @property
     def latency_s(self) -> float:
-        """Mean of the tick's commits, or the age of one that is still under way."""
+        """Mean latency of the tick's commits, or the age of a pending one."""
         estimate = self.estimate
         mean = estimate.commit_total_s / estimate.fsyncs if estimate.fsyncs else 0.0
         return max(mean, self.oldest_s)
 
     @cached_property
     def asleep_s(self) -> float:
-        """How long a program that commits has slept in write(), if longer than the objective.
+        """How long a program that commits has slept in write(), if beyond the objective.
 
-        One whose sleep has not grown since the last tick does something else.
+        A program whose sleep has not grown since the last tick does something else.
         """
         slept_s = self.seen.sync.throttled_now_s if self.seen.sync is not None else 0.0
         return slept_s if slept_s > self._slept_s and slept_s > self.objective_s else 0.0
 
     @property
     def oldest_s(self) -> float:
-        """The age of the oldest commit under way."""
+        """The age of the oldest pending commit."""
         return max(self.asleep_s, self.estimate.oldest_fsync_s)
 
     @property
     def waited(self) -> bool:
-        """Whether somebody waits for a commit, or did for half of the tick."""
+        """Whether a commit is pending, or was for half of the tick."""
         sync = self.seen.sync
         return bool((sync is not None and sync.inflight) or self.asleep_s) or (
             self.estimate.commit_total_s >= 0.5 * self.dt_s
@@ -152,7 +152,7 @@ class DeviceView:
 
     @property
     def throttled_s(self) -> float:
-        """The part of the tick's length that its commits slept in write(), of all their time."""
+        """The tick's length times the share of its commits' time slept in write()."""
         sync = self.seen.sync
         total_s = self.estimate.commit_total_s + self.oldest_s
         if sync is None or not total_s:
@@ -161,10 +161,10 @@ class DeviceView:
 
     @cached_property
     def loaded(self) -> bool:
-        """Whether large fsyncs write back what floods the device: no background writes.
+        """Whether large fsyncs write back the flood: there are no background writes.
 
-        At a fraction of the rate that the device is known to have it is slow, and not flooded.
-        Where that is unknown, small writes may fill it by their number.
+        At a fraction of its known rate the device is slow, not flooded.  If that rate is unknown,
+        small writes may fill it by their number.
         """
         seen, core = self.seen, self.tick.core.devices.get(self.name)
         known = (core.drain_rate if core is not None else None) or 0.0
@@ -177,11 +177,11 @@ class DeviceView:
 
     @property
     def flooded(self) -> bool:
-        """Whether much waits to be written back, whoever does it."""
+        """Whether a large backlog waits for writeback, whoever writes it."""
         return self.estimate.flooded or self.loaded
 
     @property
     def backlog_bytes(self) -> float:
-        """Of dirty pages and those under writeback, the part that is this device's."""
+        """This device's part of the dirty and writeback pages."""
         vm = self.tick.sample.vm
         return (vm.dirty_bytes + vm.writeback_bytes) * self.estimate.limit_share

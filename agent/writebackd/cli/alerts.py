@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb alerts: text, JSON, and the answer to Nagios."""
+"""The verb alerts: text, JSON, and output for Nagios."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS = {_OK: "OK", _WARNING: "WARNING", _CRITICAL: "CRITICAL", _UNKNOWN: "UNKN
 def alerts(options: argparse.Namespace) -> int:
     try:
         arguments = {"device": options.device}
-        told: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts", arguments)
+        response: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts", arguments)
         problem = ""
     except CommandError as error:
         if options.check:
@@ -41,65 +41,65 @@ def alerts(options: argparse.Namespace) -> int:
             return unknown(str(error))
         if error.exit_code != NO_DAEMON:
             raise
-        told, problem = None, str(error)
+        response, problem = None, str(error)
     strange = ""
-    if told is not None and options.device and not told["devices"]:
+    if response is not None and options.device and not response["devices"]:
         strange = f"no device is called {options.device!r}: `writebackctl devices`"
         if options.check:
             return unknown(strange)
-    devices = _meant(options.device, told)
+    devices = _meant(options.device, response)
     active = sorted(
-        _of(told["active"] if told else [], devices),
+        _of(response["active"] if response else [], devices),
         key=lambda each: (each["severity"] != "critical", each["since"]),
     )
     if options.check:
         code, text = check(active)
         show(text)
         return code
-    past = _past(options, told, active, devices)
+    past = _past(options, response, active, devices)
     answer: Dict[str, Any] = {"time_s": None, "active": None, "past": past, "routes": None}
-    if told is not None:
-        answer.update(time_s=told["time_s"], active=active, routes=told["routes"])
+    if response is not None:
+        answer.update(time_s=response["time_s"], active=active, routes=response["routes"])
     show_answer(options, answer, lambda: render(
         answer["active"], past, answer["routes"] or [], width(),
         wants_colour(sys.stdout, options.color),
     ))  # fmt: skip
-    if told is None:
+    if response is None:
         raise CommandError(problem, NO_DAEMON)
     if strange and not any(each["device"] for each in past):
-        # A slip of the hand is no all-clear; one that is gone may have a past.
+        # A misspelt name is no all-clear; a device that is gone may have past alerts.
         raise CommandError(strange, USAGE)
     return GOOD
 
 
 def unknown(why: str) -> int:
-    """A plugin's answer where it cannot tell, on standard output; its exit code."""
+    """Print the state of a plugin that cannot tell; returns its exit code."""
     show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
     return _UNKNOWN
 
 
-def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
-    """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
+def _meant(device: Optional[str], response: Optional[Json]) -> Optional[List[str]]:
+    """Names of the devices to show; None: all. An unknown device may have past alerts."""
     if device is None:
         return None
-    return (told and told["devices"]) or [kernel_name(device)]
+    return (response and response["devices"]) or [kernel_name(device)]
 
 
-def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
-    """Those of these devices and of the whole host."""
+def _of(alerts: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
+    """The alerts of these devices and of the whole host."""
     return [
-        each for each in found
+        each for each in alerts
         if devices is None or each["device"] is None or each["device"] in devices
     ]  # fmt: skip
 
 
 def _past(
     options: argparse.Namespace,
-    told: Optional[Json],
+    response: Optional[Json],
     active: List[Any],
     devices: Optional[List[str]],
 ) -> List[Any]:
-    directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
+    directory = Path(options.state_dir or (response and response["state_dir"]) or STATE_DIR)
     try:
         # All of them: those of the device that is asked for may lie behind another's, and how often
         # one changed nobody knows before it is read.  5 000 take 50 ms.
@@ -112,7 +112,7 @@ def _past(
 
 
 def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
-    """Exit code and output of a Nagios plugin: a line, figures behind a bar, then the rest."""
+    """Exit code and output of a Nagios plugin: a line with figures after a bar, then the rest."""
     critical = sum(each["severity"] == "critical" for each in active)
     code = _CRITICAL if critical else _WARNING if active else _OK
     said = [
@@ -138,7 +138,7 @@ def render(
     columns: int = 80,
     colour: bool = False,
 ) -> str:
-    """One paragraph for each that stands, one line for each that was; None: nobody to ask."""
+    """A paragraph for each active alert, a line for each past one; None: no daemon."""
     paint = Paint(colour)
     lines: List[str] = []
     if active is None:

@@ -84,7 +84,7 @@ def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -
 
 
 def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str:
-    """Every device with what it is made of and whether it is managed."""
+    """Every device with its disks, and whether it is managed."""
     paint = Paint(colour)
     if not answer["devices"]:
         return "no device: no filesystem on a block device is mounted"
@@ -105,7 +105,7 @@ def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str
 
 
 def _behind(said: Answer) -> str:
-    """What a tool or the kernel says of the cache and the array."""
+    """What a tool or the kernel reports about cache and array."""
     parts = []
     if said["mode"] is not None or said["capacity_bytes"] is not None:
         size = (
@@ -141,11 +141,11 @@ def _disks(device: Answer) -> str:
 
 
 def render_verify(answer: Answer, width: int = 80) -> str:
-    """What stands in the kernel against what was last written."""
+    """The values in the kernel compared with those written last."""
     lines: List[str] = []
     for row in answer["differences"]:
-        found = "no limit" if row["found"] is None else row["found"]
-        text = f"{row['file']} is {found}, writebackd wrote {row['expected']}"
+        current = "no limit" if row["found"] is None else row["found"]
+        text = f"{row['file']} is {current}, writebackd wrote {row['expected']}"
         if row["pid"] is not None:
             text += f"; set by {as_text(row['comm'])} (pid {row['pid']}"
             text += f", cgroup {row.get('cgroup') or 'gone'}"
@@ -171,7 +171,7 @@ def render_verify(answer: Answer, width: int = 80) -> str:
 
 
 def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
-    """What doctor found, worst last: that is what stays on the screen."""
+    """Findings of doctor, the worst last, so that they stay on the screen."""
     paint = Paint(colour)
     lines: List[str] = []
     for level in ("good", "note", "warning", "blocker"):

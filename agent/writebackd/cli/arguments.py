@@ -8,7 +8,7 @@ import re
 
 
 def kernel_name(device: str) -> str:
-    """The name that a path below /dev most likely stands for, where no daemon can be asked."""
+    """The kernel's likely name for a path below /dev, if no daemon can be asked."""
     # As sysfs writes cciss/c0d0.
     return device[5:].replace("/", "!") if device.startswith("/dev/") else device
 
@@ -23,14 +23,14 @@ def number(text: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number above 0."""
-    found = number(text)
-    if found < 1:
+    value = number(text)
+    if value < 1:
         raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
-    return found
+    return value
 
 
 def span(text: str) -> float:
-    """Seconds above 0, of a time as policies have it; minutes may be `m`."""
+    """A time above 0 in the form used in policies, in seconds; minutes may be `m`."""
     # Imported here: the start-up time is imports, and few verbs take a span.
     from writebackd.policy.units import UnitError, parse_time
 

@@ -2,8 +2,8 @@
 """doctor --bundle: an archive for a bug report, without private data.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
-report is about, or fails, costs that part alone. Private data is left out of what it
-gives (private_data.py).
+report is about, or fails, only loses its own part. Private data is removed from the parts
+(private_data.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ names below any home/ and /media; the name of this host.
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the archive, or why there is none."""
+    """A file of the archive, or why it is missing."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Part:
 
 
 def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> int:
-    """Write the archive and say what is in it. Raises CommandError."""
+    """Write the archive and list its contents. Raises CommandError."""
     made_s = time.time()
     name = time.strftime("writebackd-bundle-%Y%m%d-%H%M%S", time.gmtime(made_s))
     path = Path(options.bundle or f"{name}.tar.gz")
@@ -90,11 +90,11 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
 
 
 class _NoPart(Exception):
-    """Why a part could not be had."""
+    """Why a part is missing."""
 
 
 def _collect(name: str, collect: Callable[[], str], private: PrivateData) -> Part:
-    """The part as a child process gives it; whatever goes wrong is why there is none."""
+    """Collect the part in a child process; any failure becomes the reason why it is missing."""
     try:
         raw = _in_child(collect)
     except (OSError, _NoPart) as error:
@@ -112,7 +112,7 @@ def _collect(name: str, collect: Callable[[], str], private: PrivateData) -> Par
 
 
 def _in_child(collect: Callable[[], str]) -> bytes:
-    """What `collect` returned, all of it up to MOST_BYTES. Raises OSError and _NoPart."""
+    """The result of `collect`, up to MOST_BYTES. Raises OSError and _NoPart."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -139,13 +139,13 @@ def _in_child(collect: Callable[[], str]) -> bytes:
 
 
 def _work(collect: Callable[[], str], write: int) -> None:
-    """In the child. A group of its own: what it starts ends with it."""
+    """Runs in the child, in its own process group, so that its children end with it."""
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             answer = _GOOD + collect().encode("utf-8", "backslashreplace")
-        except Exception as error:  # of whatever kind: it is told in its place
+        except Exception as error:  # of any kind: the archive has the error instead
             said = str(error) or type(error).__name__
             if isinstance(error, OSError) and error.filename:
                 said = f"{error.filename}: {error.strerror}"
@@ -157,7 +157,7 @@ def _work(collect: Callable[[], str], write: int) -> None:
 
 
 def _end(child: int) -> None:
-    """Not waited for: in the kernel, behind a disk that hangs, it cannot be killed."""
+    """Kill, but do not wait: a child that waits in the kernel for a disk cannot be killed."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
@@ -183,7 +183,7 @@ def _manifest(parts: List[Part], count: int, made_s: float) -> str:
 
 
 def _archive(name: str, parts: Tuple[Part, ...], made_s: float) -> bytes:
-    """Without names of users: a tar of root's, readable for its owner alone."""
+    """A tar without user names: root's, readable only by its owner."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
         for each in parts:
@@ -202,7 +202,7 @@ def _refuse(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing, and never over another file. Raises CommandError."""
+    """Write all or nothing, and never over another file. Raises CommandError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parts of a bug report: each function returns the text of one, or raises.
 
-They run in a process of their own, with a time limit (bundle.py), and private data is left out of
-what they give.
+They run in a child process with a time limit (bundle.py), which removes private data from the
+results.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _LOCAL = ("tmpfs", "devtmpfs", "devpts", "proc", "sysfs", "cgroup", "cgroup2", "
 
 @dataclass(frozen=True)
 class Host:
-    """What a collector looks at."""
+    """The host that a collector examines."""
 
     files: KernelFiles
     runtime_dir: Path
@@ -109,7 +109,7 @@ def _learned(host: Host) -> str:
 
 
 def _policy_text(host: Host) -> str:
-    """The files that are in force, wherever they lie, without their comments."""
+    """The files in force, wherever they are, without their comments."""
     lines: List[str] = []
     for name in files_in_force(host.runtime_dir):
         path = host.files.path(name)
@@ -121,7 +121,7 @@ def _policy_text(host: Host) -> str:
 
 
 def _policy_files(host: Host) -> str:
-    """What a site wrote, drop-ins and all, right or wrong."""
+    """All files that the site wrote, including drop-ins, valid or not."""
     lines: List[str] = []
     for directory in search_dirs(None, host.files.path("/"))[1:]:
         for path in sorted(directory.glob("**/*.conf")):
@@ -213,7 +213,7 @@ def _attributes(files: KernelFiles, directory: str, names: Iterable[str]) -> Ite
 
 
 def _mounts(host: Host) -> str:
-    """Of what lies elsewhere without what names servers and users."""
+    """Mounts; for remote ones without names of servers and users."""
     lines = []
     for line in host.files.read("/proc/self/mountinfo").split("\n"):
         before, dash, after = line.partition(" - ")
@@ -224,7 +224,7 @@ def _mounts(host: Host) -> str:
 
 
 def _runtime(host: Host) -> str:
-    """All that a daemon left in its runtime directory: as it is, also where it is damaged."""
+    """All files in the daemon's runtime directory, unchanged, also damaged ones."""
     lines: List[str] = []
     for entry in sorted(os.scandir(host.runtime_dir), key=lambda each: each.name):
         status = entry.stat(follow_symlinks=False)
@@ -236,7 +236,7 @@ def _runtime(host: Host) -> str:
 
 
 def _raid(host: Host) -> str:
-    """What RAID tools said, as it is: also where the daemon does not take it."""
+    """The RAID tools' report, unchanged, also if the daemon does not accept it."""
     return _read(host.files.path(RAID), raid_report.MOST_FILE, os.O_NOFOLLOW)
 
 
@@ -247,7 +247,7 @@ def _journal(host: Host) -> str:
 
 
 def _unit(host: Host) -> str:
-    """What systemd thinks of them, and what a site changed."""
+    """systemd's view of the units, with the site's changes."""
     lines: List[str] = []
     for unit in _UNITS:
         try:
@@ -264,7 +264,7 @@ def _unit(host: Host) -> str:
 
 
 def _run(*command: str) -> str:
-    """What a program prints, with nothing of our environment."""
+    """The output of a program, without our environment."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         ended = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb calibrate: measures a disk with loads of its own, and keeps the result."""
+"""The verb calibrate: measures a disk under its own loads, and stores the result."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def run(options: argparse.Namespace) -> int:
         device = device_of(directory, scan(KernelFiles()))
         check_room(directory, budget.write_bytes)
         _refuse_standing(state_dir(options) / HISTORY, device.name)
-        return _Course(options, device, budget, policy).run()
+        return _CalibrationRun(options, device, budget, policy).run()
     except Refused as error:
         raise CommandError(f"calibrate: {error}", BAD_NEWS) from None
 
 
 def _refuse_standing(history: Path, device: str) -> None:
-    """Raises Refused for an alert that stood when the daemon ended, and that no flood explains."""
+    """Raises Refused if an alert was active when the daemon ended that no flood explains."""
     try:
         starts = [each.wall_s for each in read_history(history) if each.kind == "start"]
         past = past_json(read_alerts(history, MAX_ALERTS), ())
@@ -85,8 +85,8 @@ def _refuse_standing(history: Path, device: str) -> None:
             )
 
 
-class _Course:
-    """How far it has come."""
+class _CalibrationRun:
+    """The progress of a calibration."""
 
     def __init__(
         self, options: argparse.Namespace, device: Device, budget: Budget, policy: Policy
@@ -147,7 +147,7 @@ class _Course:
     # ---- what is kept --------------------------------------------------------
 
     def _keep(self, result: Result) -> List[str]:
-        """For the daemon's next start and `recommend`; what went wrong with that."""
+        """Store for the daemon's next start and `recommend`; returns the error, if any."""
         if self._calibration.problem or not result.drain_rate:
             return []
         if self._device.identity is None:

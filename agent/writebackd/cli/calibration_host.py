@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""This host for a calibration: samples, loads, and limits under lock, ledger and lease.
+"""The host during a calibration: samples, loads, and limits under lock, ledger and lease.
 
-They are held as the daemon holds them, so none may run meanwhile: it would take the flood for
-somebody's.
+They are held as the daemon holds them, so no daemon may run meanwhile: it would act on the
+calibration's flood.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _READY_S = 60.0  # for the file that is synced, at the slowest
 
 
 class Refused(Exception):
-    """It must not begin, or not go on; the text says why, and what to do."""
+    """The calibration must not begin or continue; the text says why, and what to do."""
 
 
 class CalibrationHost:
-    """`restore` gives the limits back, `close` the rest, the lock included."""
+    """`restore` restores the limits, `close` releases everything else, and the lock."""
 
     def __init__(
         self, directory: Path, device: Device, budget_bytes: int, policy: Policy, runtime_dir: Path
@@ -121,7 +121,7 @@ class CalibrationHost:
     # ---- ticks -------------------------------------------------------------
 
     def make_ready(self) -> None:
-        """Wait until the file that is synced is there, and the counters have their zero."""
+        """Wait until the file to sync exists, and the counters have a start value."""
         until_s = time.monotonic() + _READY_S
         while not self._loads.ready and not self._loads.problem:
             if time.monotonic() > until_s:
@@ -131,7 +131,7 @@ class CalibrationHost:
         self.tick(Order())
 
     def tick(self, order: Order) -> Sample:
-        """Do what is ordered for a tick, and look. Raises Refused."""
+        """Apply the order for a tick, and sample. Raises Refused."""
         if order.limit_bytes is None or order.background_bytes is None:
             actions = self._actuator.restore_limits()
         else:
@@ -159,7 +159,7 @@ class CalibrationHost:
         return sample
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass, with the lease kept."""
+        """Wait while renewing the lease."""
         self._watch.tend()
         if not self._lease.renew():
             raise Refused("the lease expired, and the limits were restored")
@@ -171,7 +171,7 @@ class CalibrationHost:
 
 
 def device_of(directory: Path, devices: Sequence[Device]) -> Device:
-    """The disk that a directory is on. Raises Refused or OSError."""
+    """The disk of a directory. Raises Refused or OSError."""
     number = os.stat(directory).st_dev
     st_dev = f"{os.major(number)}:{os.minor(number)}"
     mount = mount_of(KernelFiles(), directory)
@@ -185,10 +185,10 @@ def device_of(directory: Path, devices: Sequence[Device]) -> Device:
 
 
 def check_room(directory: Path, budget_bytes: int) -> None:
-    """Raises Refused or OSError."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    most = free - int(KEEP_FREE * found.f_blocks * found.f_frsize) - DATABASE_BYTES
+    """Raises Refused if there is too little space, or OSError."""
+    filesystem = os.statvfs(directory)
+    free = filesystem.f_bavail * filesystem.f_frsize
+    most = free - int(KEEP_FREE * filesystem.f_blocks * filesystem.f_frsize) - DATABASE_BYTES
     if budget_bytes > most:
         less = f"--budget {most >> 30}G" if most >> 30 else "name a directory on another filesystem"
         raise Refused(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The loads of a calibration: a process that floods, one that syncs, both with a file of their own.
+"""The loads of a calibration: a process that floods, one that syncs, each with its own file.
 
-The files have no name, and both processes die with the one that started them: nothing is left after
-kill -9.  Where that one is stopped or hangs, its limits go home, and the loads rest.
+The files have no name, and both processes die with their parent: nothing is left after kill -9.  If
+the parent is stopped or hangs, its limits are restored, and the loads become idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMIT, _PIECE = 4096, 4 << 20
 # Pages so far behind what may be dirty are clean, and leave memory to the host's own.
 _BEHIND = 64 << 20
 _IDLE_S = 0.005  # between two looks at the orders
-# So long an order holds, half of the default lease: the limits go home when that ends.
+# An order lasts half of the default lease, at whose end the limits are restored.
 ORDER_S = 5.0
 _END_S = 10.0  # for a process that is killed: one in the kernel ends when the disk lets it
 _PR_SET_PDEATHSIG = 1
@@ -36,13 +36,13 @@ _NO_SYNCS = -1
 
 
 class Loads:
-    """Both rest, and write nothing, until the first `order`.
+    """Both are idle until the first `order`.
 
-    Made before the first thread, since it forks.
+    Create it before the first thread, since it forks.
     """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
-        """Raises OSError, which names the directory."""
+        """Raises OSError naming the directory."""
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self._shared = memoryview(self._memory).cast("q")
         self._shared[_WAIT_NS] = _NO_SYNCS
@@ -115,19 +115,19 @@ class Loads:
                 time.sleep(wait_ns / 1e9)
 
     def _is_stale(self) -> bool:
-        """Whether nobody has ordered anything for ORDER_S."""
+        """Whether the last order is older than ORDER_S."""
         return time.monotonic_ns() > self._shared[_UNTIL_NS]
 
     # ---- in the parent -----------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether the file that is synced is there."""
+        """Whether the file to sync exists."""
         return bool(self._shared[_READY])
 
     @property
     def problem(self) -> str:
-        """Why one of them ended; empty: none did."""
+        """Why one of them ended; empty if none did."""
         if self._shared[_ERROR]:
             return os.strerror(self._shared[_ERROR])
         killed = next(filter(_has_ended, self.pids), None)
@@ -139,7 +139,7 @@ class Loads:
 
     @property
     def sync_s(self) -> float:
-        """What they took, and the writes before them."""
+        """How long the syncs took, with the writes before them."""
         return self._shared[_SYNC_NS] / 1e9
 
     @property
@@ -147,21 +147,21 @@ class Loads:
         return self._shared[_WRITTEN]
 
     def order(self, flood: bool, sync_wait_s: Optional[float], limit_bytes: int) -> None:
-        """For ORDER_S; then both rest."""
+        """Run for ORDER_S; then both become idle."""
         self._shared[_LIMIT] = limit_bytes
         self._shared[_WAIT_NS] = _NO_SYNCS if sync_wait_s is None else int(sync_wait_s * 1e9)
         self._shared[_FLOOD] = int(flood)
         self._shared[_UNTIL_NS] = time.monotonic_ns() + int(ORDER_S * 1e9)
 
     def stop(self) -> None:
-        """Nothing more is written. Waits for nothing."""
+        """Stop writing. Does not wait."""
         self.order(False, None, 0)
         for pid in self.pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Away with the files, and what of them is dirty."""
+        """Drop the files, and their dirty pages."""
         self.stop()
         for file in self._files:
             os.close(file)
@@ -172,7 +172,7 @@ class Loads:
 
 
 def _has_ended(pid: int) -> bool:
-    """Leaves it to be reaped."""
+    """Whether it has ended; does not reap it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

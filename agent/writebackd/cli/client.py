@@ -15,17 +15,17 @@ from writebackd.paths import LEDGER, SOCKET, runtime_dir_in_use
 
 # The daemon answers between two ticks, at once; a loaded host may take longer.
 TIMEOUT_S = 5.0
-# An answer is about 1 KiB a device; more than this is no answer of ours.
+# An answer is about 1 KiB a device; more than this is not our answer.
 _MAX_ANSWER = 64 << 20
 _TIMEVAL = struct.Struct("ll")
 
 
 class NoDaemon(CommandError):
-    """Nobody listens on the socket."""
+    """No process listens on the socket."""
 
 
 class NoAnswer(CommandError):
-    """Somebody listens, but does not answer in time."""
+    """A process listens, but does not answer in time."""
 
 
 def request(
@@ -64,7 +64,7 @@ def request(
 
 
 def _left_by_it(runtime_dir: Path) -> str:
-    """What to do, which is more where the daemon is gone and its limits stand."""
+    """What to do; more if the daemon is gone and its limits are still set."""
     # Imported here: the start-up time is imports, and mostly there is a daemon.
     from writebackd.actuate.ledger import LedgerError
     from writebackd.actuate.ledger_restore import left_in_force
@@ -75,15 +75,15 @@ def _left_by_it(runtime_dir: Path) -> str:
     try:
         # One that lives without a socket is starting, or stopping; only root may look.
         alive = is_locked(runtime_dir)
-        found = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
+        limits = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
     except (LedgerError, OSError, ValueError) as error:
         return f", but its limits may be in force: {error}"
-    if not found:
+    if not limits:
         return f": start it with {start}"
     where = "" if runtime_dir == runtime_dir_in_use() else f" --runtime-dir {runtime_dir}"
     unless = "unless a daemon is starting or stopping, " if alive is None else ""
     return (
-        f", but limits of writebackd are in force: {found}; {unless}restore them with"
+        f", but limits of writebackd are in force: {limits}; {unless}restore them with"
         f" `sudo writebackctl{where} restore`, or start the daemon with {start}"
     )
 

@@ -30,7 +30,7 @@ calibrate); 2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not pe
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run one verb; the exit code as in cli/exit_codes.py."""
+    """Run one verb; returns the exit code, as in cli/exit_codes.py."""
     open_closed_streams()
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
@@ -67,12 +67,12 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _is_check(words: List[str]) -> bool:
-    """Whether Nagios or an heir asks; what follows `--` is a command's own."""
+    """Whether Nagios asks, or a similar monitor; after `--` the options are a command's own."""
     return "--check" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _check_options(words: List[str]) -> argparse.Namespace:
-    """As `_options`, but a slip is told where Nagios looks, and not with 2: that is critical."""
+    """As `_options`, but reports errors where Nagios looks, and not as 2: that is critical."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

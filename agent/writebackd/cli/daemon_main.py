@@ -47,7 +47,7 @@ log = logging.getLogger("writebackd")
 # Log lines that may wait for a stuck disk or terminal; what comes on top is
 # dropped and counted.
 _LOG_LINES = 1000
-# When after the start the host is matched again: the services that tell what it is may start
+# When after the start the host is matched again: the services that identify it may start
 # after this one, or be down while it restarts. Ten minutes are more than databases take to recover
 # in most cases; what is set up or recovers later is found within the hour.
 _REMATCH_S = (60.0, 180.0, 600.0)
@@ -212,7 +212,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         return BAD_NEWS
     except Exception as error:
         # The limits are back by now (Daemon.run); one line for the admin, the
-        # trace for whoever asked for it.
+        # trace for the caller.
         log.critical("stopped by a program error: %r; please report it", error)
         log.debug("trace", exc_info=True)
         return BAD_NEWS
@@ -222,12 +222,12 @@ def _main(argv: Optional[Sequence[str]]) -> int:
 
 
 class _Chooser:
-    """Chooses the policy of this host, and remembers which."""
+    """Chooses the policy for this host, and remembers its name."""
 
     def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
         self._config_dir = config_dir
         self._runtime_dir = runtime_dir
-        self._skipped: Tuple[str, ...] = ()  # told already
+        self._skipped: Tuple[str, ...] = ()  # already reported
 
     def __call__(self) -> Policy:
         """Raises PolicyError."""
@@ -274,7 +274,7 @@ class _Rematch:
 
 
 class _Frames(logging.Formatter):
-    """Traces without source lines: `traceback` reads those from the disk that may hang."""
+    """Traces without source lines: `traceback` reads those from the disk, which may hang."""
 
     def formatException(self, ei: Any) -> str:
         frames = [
@@ -285,7 +285,7 @@ class _Frames(logging.Formatter):
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):
-    """Never blocks the loop and never prints a traceback: a full queue drops."""
+    """Never blocks the loop and never prints a traceback: drops records if its queue is full."""
 
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
@@ -296,7 +296,7 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 
 def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener:
-    """Log through a thread: a stuck terminal or journal must not stop the loop."""
+    """Log in a thread: a stuck terminal or journal must not stop the loop."""
     target: logging.Handler = logging.StreamHandler()
     if not os.environ.get("JOURNAL_STREAM"):
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -317,7 +317,7 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
 
 
 def _stop_logging(listener: logging.handlers.QueueListener) -> None:
-    """Let the last lines out, but do not wait for a stuck terminal for ever."""
+    """Write the last lines, but do not wait for ever for a stuck terminal."""
 
     def stop() -> None:
         with contextlib.suppress(queue.Full):
@@ -342,14 +342,14 @@ def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
 
 
 class _Screen:
-    """Draws the status from a thread: Ctrl-S or a dead ssh must not stop the loop."""
+    """Draws the status in a thread: Ctrl-S or a dead ssh must not stop the loop."""
 
     def __init__(self) -> None:
         self._next: "queue.Queue[Snapshot]" = queue.Queue(1)
         threading.Thread(target=self._run, name="screen", daemon=True).start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw this one next; it is dropped while the terminal does not take the last."""
+        """Draw this screen next; dropped while the terminal has not taken the last one."""
         with contextlib.suppress(queue.Full):
             self._next.put_nowait(snapshot)
 

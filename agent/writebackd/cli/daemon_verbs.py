@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Verbs that are one question or one order to the daemon: status, why, pin, observe, ..."""
+"""Verbs that are one request to the daemon: status, why, pin, observe, ..."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _screen(options: argparse.Namespace, answer: Answer) -> str:
 
 
 def _watch(options: argparse.Namespace, answer: Answer) -> None:
-    """Until Ctrl-C: the screen in place on a terminal, elsewhere a line each time."""
+    """Repeat until Ctrl-C: the screen in place on a terminal, elsewhere one line each time."""
     in_place = sys.stdout.isatty() and not options.json
     if in_place:
         sys.stdout.write(_CLEAR)
@@ -67,7 +67,7 @@ def _watch(options: argparse.Namespace, answer: Answer) -> None:
 
 
 def _no_answer(last_s: float) -> Mapping[str, Any]:
-    """The verdict while the daemon does not answer; `last_s` is when it did."""
+    """The verdict while the daemon does not answer; `last_s` is the time of its last answer."""
     since = time.strftime("%H:%M:%S", time.localtime(last_s))
     text = f"BLIND: writebackd does not answer; last values are from {since}"
     return {"code": "BLIND", "device": None, "since_s": last_s, "text": text}
@@ -106,7 +106,7 @@ def metrics(options: argparse.Namespace) -> int:
 
 
 def version(options: argparse.Namespace) -> int:
-    """Of this program, the daemon and the kernel; that no daemon runs is no bad news."""
+    """The version of this program, the daemon and the kernel; without a daemon it is no failure."""
     answer = {
         "writebackctl": __version__, "writebackd": None, "probe": None,
         "kernel": os.uname().release,
@@ -164,7 +164,7 @@ def forget(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace, answer: Answer, headline: str) -> int:
-    """Print what was done; bad news when the answer says that some of it failed."""
+    """Print what was done; BAD_NEWS if the answer says that a part of it failed."""
     lines = [headline, *(f"  {line}" for line in answer["lines"])]
     show_answer(options, answer, lambda: "\n".join(lines))
     return GOOD if answer.get("good", True) else BAD_NEWS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb doctor: what was found of this host, or a bundle of all of it."""
+"""The verb doctor: findings about this host, or a bundle for a bug report."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _MODULES = (
 
 
 def findings(runtime_dir: Path) -> List[Finding]:
-    """All that can be told of this host."""
+    """All findings about this host."""
     files = KernelFiles()
     return [
         *privileges(files),
@@ -145,7 +145,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def probe(runtime_dir: Path) -> Iterator[Finding]:
-    """Hooks of the daemon that answers; without one, those that it would have, found by trying."""
+    """The hooks of the running daemon, or those that a daemon would get, found by trying."""
     status = _answer(runtime_dir)
     if status is not None:
         yield from _hooks(status["probe"])
@@ -166,7 +166,7 @@ def probe(runtime_dir: Path) -> Iterator[Finding]:
 
 
 def _answer(runtime_dir: Path) -> Optional[Mapping[str, Any]]:
-    """What a daemon says of itself, where one runs."""
+    """The daemon's answer, if one runs."""
     try:
         return request(runtime_dir, "status", timeout_s=2.0)
     except CommandError:
@@ -174,14 +174,14 @@ def _answer(runtime_dir: Path) -> Optional[Mapping[str, Any]]:
 
 
 def rivals(files: KernelFiles) -> Iterator[Finding]:
-    found = find_conflicting_tools(files)
-    yield from ((each.level, each.text) for each in found)
-    if not found:
+    tools = find_conflicting_tools(files)
+    yield from ((each.level, each.text) for each in tools)
+    if not tools:
         yield "good", "no other program sets vm.dirty_* (tuned, other agents, files read at boot)"
 
 
 def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
-    """Errors in policy files: a daemon that nobody told a policy passes over those."""
+    """Errors in policy files: a daemon without --policy skips such policies."""
     try:
         loaded = load_all(config_dir)
         wrong = [line for each in loaded for line in each.problems]
@@ -242,7 +242,7 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
 
 
 def runtime_directory(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
-    """Whether lease and ledger are in memory, where no flood holds up their writes."""
+    """Whether lease and ledger are in memory, where no flood can delay their writes."""
     mount = mount_of(files, runtime_dir)
     if mount is not None and mount.fstype not in ("tmpfs", "ramfs"):
         yield (
@@ -254,7 +254,7 @@ def runtime_directory(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding
 
 
 def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iterator[Finding]:
-    """Write caches that are full before the smallest limit that this host's CPUs allow is."""
+    """Write caches that fill before the smallest limit possible with this host's CPUs."""
     for row in devices:
         capacity = row["write_cache"]["capacity_bytes"]
         if capacity is not None and capacity < floor_bytes:
@@ -267,7 +267,7 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
 
 
 def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
-    """Where measurements come from, and what those hooks do not see."""
+    """The hooks that measure, and what they do not see."""
     yield "good", f"block requests: {probe['request_hook'] or 'none'}"
     fsync, better = probe["fsync_hook"], probe["passed_over"]
     yield (
@@ -279,7 +279,7 @@ def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
-    """What the daemon does not see of them: this one as root sees all."""
+    """Processes that the daemon does not see; this command, as root, sees all."""
     level, more = "warning", ""
     status = _answer(runtime_dir)
     if status is not None:
@@ -294,12 +294,12 @@ def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
 
 
 def _and_levers(ledger: Path) -> str:
-    """The levers beside the limits in a ledger, in words; empty where there are none."""
+    """The levers in a ledger besides the limits, as text; empty if there are none."""
     try:
-        found = load(ledger)
+        loaded = load(ledger)
     except LedgerError:
         return ""  # `restore` tells what is wrong with it
-    names = [str(entry.lever) for entry in found.levers] if found is not None else []
+    names = [str(entry.lever) for entry in loaded.levers] if loaded is not None else []
     return f" and other levers ({', '.join(names)})" if names else ""
 
 
@@ -307,9 +307,9 @@ def _and_levers(ledger: Path) -> str:
 
 
 def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[Finding]:
-    """Level and text: tools, timer, what was read last, and caches that may lose writes.
+    """Level and text: tools, timer, the last report, and caches that may lose writes.
 
-    `owner` is whose the collector's file has to be, `top` is as in `find`.
+    `owner` must own the collector's file, `top` is as in `find`.
     """
     tools = installed(files, top)
     vendors = {name: path for name, path in tools.items() if not name.startswith("dm-")}
@@ -326,7 +326,7 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
         )
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
-        told = report_file.read(files.path(RAID), owner)
+        report = report_file.read(files.path(RAID), owner)
     except FileNotFoundError:
         if vendors:
             yield "note", f"no {RAID} yet: `sudo systemctl start writebackd-raid`"
@@ -334,21 +334,21 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
     except (OSError, ToolError) as error:
         yield "warning", f"{RAID} is not used: {error}"
         return
-    age = formats.duration(max(0.0, now_s - told.boottime_s))
-    if not is_stale(told, files, now_s):
+    age = formats.duration(max(0.0, now_s - report.boottime_s))
+    if not is_stale(report, files, now_s):
         yield "good", f"{RAID} was written {age} ago"
-        yield from _said(told)
+        yield from _said(report)
         unmatched = look_at_arrays(files, scan(files), now_s, owner)[1]
         if unmatched:
             yield "warning", unmatched
-    elif slept(told, files):
+    elif slept(report, files):
         yield "note", f"{RAID} is from {age} ago, before a suspend: {TIMER} renews it"
     else:
         yield "warning", f"{RAID} is not used: written {age} ago, or before this boot"
 
 
-def _said(told: CollectorReport) -> Iterator[Finding]:
-    for tool in told.tools:
+def _said(report: CollectorReport) -> Iterator[Finding]:
+    for tool in report.tools:
         if tool.error is not None:
             yield "warning", f"{tool.name} ({tool.path}) failed: {tool.error}"
         for controller in tool.controllers:
@@ -361,7 +361,7 @@ def _said(told: CollectorReport) -> Iterator[Finding]:
 
 
 def _read(controller: Controller) -> str:
-    """What is known of a controller, in words."""
+    """What is known about a controller, as text."""
     modes = Counter(each.mode.value for each in controller.volumes if each.mode is not None)
     size, battery = controller.capacity_bytes, controller.protection
     return ", ".join([
@@ -373,7 +373,7 @@ def _read(controller: Controller) -> str:
 
 
 def _lacks(controller: Controller) -> List[str]:
-    """What is not known of a controller that has volumes, with the words that mean nothing."""
+    """What is unknown about a controller with volumes, including words without a known meaning."""
     volumes = controller.volumes
     words = [
         *controller.unread,
@@ -383,9 +383,9 @@ def _lacks(controller: Controller) -> List[str]:
     needed = controller.capacity_bytes != 0 and any(
         each.mode is not CacheMode.WRITE_THROUGH for each in volumes
     )
-    told = controller.protection or any("battery" in word for word in controller.unread)
+    known = controller.protection or any("battery" in word for word in controller.unread)
     more = [f"{len(words) - 4} more"] if len(words) > 5 else []
-    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not told else [])]
+    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not known else [])]
 
 
 def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:
@@ -402,7 +402,7 @@ def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding
 
 
 def _named(controller: Controller, mode: CacheMode) -> str:
-    """The volumes with that mode, a few of them."""
+    """The first few volumes with that mode."""
     names = [_name(volume) for volume in controller.volumes if volume.mode is mode]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
@@ -413,7 +413,7 @@ def _name(volume: Volume) -> str:
 
 
 def _timer_runs() -> Optional[bool]:
-    """None where that cannot be told."""
+    """Whether the timer runs; None if unknown."""
     if not shutil.which("systemctl"):
         return None
     try:
@@ -424,5 +424,5 @@ def _timer_runs() -> Optional[bool]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # 3: it is not active; what else there is (4, 1) says that nobody can tell.
+    # 3: it is not active; other codes (4, 1) mean unknown.
     return {0: True, 3: False}.get(done.returncode)

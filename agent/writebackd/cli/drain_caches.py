@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The write caches behind a device that is drained: what is left in them, and who says so."""
+"""The write caches behind a drained device: how much they hold, and which source says so."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ _EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
 
 
 def behind_controllers(rows: Sequence[Answer]) -> Set[str]:
-    """Of the devices those with a volume of a RAID controller, also where no tool tells of it."""
+    """Devices with a volume of a RAID controller, even if no tool reports it."""
     volumes = {disk.name for disk in read_disks(_FILES) if disk.cache == "controller"}
     return {row["name"] for row in rows if volumes.intersection(row["leaves"])}
 
 
 def are_caches_unread() -> bool:
-    """Whether caches of the kernel are in use, and nobody says how much they hold."""
+    """Whether kernel caches are in use and no report says how much they hold."""
     has_bcache = any(each.startswith("bcache") for each in _FILES.listdir("/sys/block"))
     if not has_bcache and not any(map(_is_module_used, _MODULES)):
         return False
     try:
-        told = read(_FILES.path(CACHES))
+        report = read(_FILES.path(CACHES))
     except (OSError, ToolError):
         return True
-    return is_stale(told, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
+    return is_stale(report, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
 
 
 def _is_module_used(module: str) -> bool:
-    """By a device: a policy of dm-cache holds its module too, also after the last cache."""
+    """Whether a device uses it: a dm-cache policy holds its module even without a cache."""
     here = f"/sys/module/{module}"
     return int(_FILES.try_read(f"{here}/refcnt") or 0) > len(_FILES.listdir(f"{here}/holders"))
 
 
 def _is_known(said: Answer) -> bool:
-    """Whether it is known how much is in the cache; in a write-through one nothing waits."""
+    """Whether the dirty data in the cache is known; a write-through cache has none."""
     return said["dirty_bytes"] is not None or said["mode"] == "write-through"
 
 
 class Cache:
-    """The write caches behind a device, as `status` has them, and what came of flushing them."""
+    """The write caches behind a device, as in `status`, and the results of flushing them."""
 
     def __init__(
         self, row: Answer, flushes: Mapping[str, Child], has_controller: bool, is_unread: bool
     ) -> None:
         """`flushes` have ended; by the disk of the cache.
 
-        `is_unread`: it may be, or be on, a cache of the kernel that nobody reads.
+        `is_unread`: it may be, or be on, a kernel cache that no report covers.
         """
         cache = row["write_cache"]
         self.name: str = row["name"]
         self._kind = cache["kind"] or ("controller" if has_controller else "behind it")
         said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
-        # A row may tell of an array alone, which is at work.
+        # A row may be only about an array with background work.
         self._is_one_unread = any(
             (each["mode"] or each["capacity_bytes"] or each["protection"]) and not _is_known(each)
             for each in cache["reported"]
@@ -104,7 +104,7 @@ class Cache:
         )
 
     def is_read_since(self, wall_s: float) -> bool:
-        """Whether nobody reads it, or somebody has after `wall_s`: that is now and then."""
+        """Whether it was read after `wall_s`, or no source reads it; that takes some time."""
         return self._seen_s is None or self._seen_s >= wall_s
 
     def words(self) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
+"""Programs that write out for a drain: sync(1), blockdev(8), and dmsetup(8) for dm-writecache.
 
-In children: syncfs(2) cannot be interrupted, nor can the flush of a cache, and a process with a
-thread in it does not end.
+They run in children: syncfs(2) and the flush of a cache cannot be interrupted, and a process with a
+thread in such a call does not end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
 
 
 class Child:
-    """A program that writes something out; `of` is what, for people."""
+    """A program that writes something out; `of` names it for display."""
 
     def __init__(self, of: str, *argv: str) -> None:
         self._of, self._program, self._problem = of, argv[0], ""
@@ -43,7 +43,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def problem(self) -> str:
-        """Of one that has ended; empty: none."""
+        """The error of a child that has ended; empty without one."""
         if self._process is not None and self._process.returncode and not self._problem:
             said = self._process.communicate()[1].strip().partition("\n")[0]
             said = said or f"{self._program} ended with {self._process.returncode}"
@@ -51,7 +51,7 @@ class Child:
         return self._problem
 
     def leave(self) -> None:
-        """It ends once the kernel lets it; nobody waits for that."""
+        """Stop waiting for it; it ends once the kernel lets it."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.terminate()
@@ -59,7 +59,7 @@ class Child:
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Ctrl-C within it comes at its end, when what was started can be told to end.
+    """Delay Ctrl-C to the end of the block, when everything started can be ended.
 
     No mask: children would inherit it.  Raises KeyboardInterrupt.  Where a shell has it ignored
     (`drain &` in a script), it stays so.
@@ -78,10 +78,10 @@ def interrupted_later() -> Iterator[None]:
 
 
 def is_mounted(mount: str, devno: str) -> bool:
-    """Whether the path leads to this filesystem here: another mount may hide it.
+    """Whether the path leads to this filesystem: another mount may hide it.
 
-    As the kernel goes along it, from each mount to the first one on that. open(2) would do so as
-    well, and wait for ever where a server above it is gone.
+    Follows the path as the kernel does, from mount to mount. open(2) would do the same, but wait
+    for ever if a server on the way is gone.
     """
     above = [
         (number, parent, each)
@@ -91,11 +91,11 @@ def is_mounted(mount: str, devno: str) -> bool:
     ]  # fmt: skip
     numbers = {number for number, _, _ in above}
     st_dev = ""
-    found = [each for each in above if each[1] == each[0] or each[1] not in numbers]
-    while found:
-        at, _, mounted = min(found, key=lambda each: len(each[2].mountpoint))
+    mounts = [each for each in above if each[1] == each[0] or each[1] not in numbers]
+    while mounts:
+        at, _, mounted = min(mounts, key=lambda each: len(each[2].mountpoint))
         st_dev = mounted.st_dev
-        found = [each for each in above if each[1] == at != each[0]]
+        mounts = [each for each in above if each[1] == at != each[0]]
     return st_dev == devno
 
 
@@ -104,12 +104,12 @@ def sync_filesystem(mount: str) -> Child:
 
 
 def sync_all() -> Child:
-    """Of the host; sync(2) tells no errors."""
+    """Sync the host; sync(2) reports no errors."""
     return Child("all disks", "sync")
 
 
 def sync_nodes(name: str) -> List[Child]:
-    """Of a disk and its partitions; none where /dev lacks one of them.
+    """Sync a disk and its partitions; does nothing if /dev lacks one of them.
 
     Pages of a node are apart from those of the filesystem on it. fsync(2) writes the former;
     BLKFLSBUF the latter, wherever it is mounted, but tells no errors of it since Linux 6.6.
@@ -128,17 +128,17 @@ def sync_nodes(name: str) -> List[Child]:
 def flush(rows: Sequence[Answer], begun: Container[str]) -> Dict[str, Child]:
     """By its disk the flush of each dm-writecache behind the devices of `status`, but for `begun`.
 
-    It returns when all that was in the cache is on the disk below (process_flush_mesg()).
+    The flush returns when the cache's content is on the disk below (process_flush_mesg()).
     """
     disks: List[str] = [
         said["disk"] for row in rows for said in row["write_cache"]["reported"]
         if said["source"] == "dm-writecache" and said.get("disk") is not None
     ]  # fmt: skip
-    found = {}
+    children = {}
     for disk in [each for each in dict.fromkeys(disks) if each not in begun]:
         with contextlib.suppress(OSError, ValueError):  # it is gone
             major, minor = (_BLOCK / disk / "dev").read_text().strip().split(":")
-            found[disk] = Child(
+            children[disk] = Child(
                 disk, "dmsetup", "message", "-j", major, "-m", minor, "0", "flush"
             )  # fmt: skip
-    return found
+    return children

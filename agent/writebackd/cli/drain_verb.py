@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb drain: writes out what is dirty, the page cache first, then the write caches below.
+"""The verb drain: writes out dirty data, first the page cache, then the write caches below.
 
-The daemon lowers the limits, for as long as it is asked to once a second, and has bcache write out.
+The daemon lowers the limits while it is asked to once a second, and makes bcache write out.
 sync(1), blockdev(8) and dmsetup(8) do the rest, see drain_children.py.
 """
 
@@ -53,19 +53,19 @@ def drain(options: argparse.Namespace) -> int:
     except NoDaemon as error:
         text = f"{error}; `sync` writes the page cache out without it"
         raise CommandError(text, error.exit_code) from None
-    course = _Course(options, begun)
+    run = _DrainRun(options, begun)
     try:
-        course.begin()
-        course.follow()
+        run.begin()
+        run.follow()
     except KeyboardInterrupt:
-        course.outcome = "interrupted"
+        run.outcome = "interrupted"
     finally:
-        course.release()
-    return course.tell()
+        run.release()
+    return run.tell()
 
 
-class _Course:
-    """How far it has come."""
+class _DrainRun:
+    """The progress of a drain."""
 
     def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
         self._options, self._begun = options, begun
@@ -95,8 +95,8 @@ class _Course:
             self._say(f"  {line}")
         self._ask()  # what was written before does not count
         names = self._begun["devices"]
-        found = request(self._options.runtime_dir, "devices")["devices"]
-        rows = [row for row in found if row["name"] in names]
+        devices = request(self._options.runtime_dir, "devices")["devices"]
+        rows = [row for row in devices if row["name"] in names]
         self._gone.update(set(names) - {row["name"] for row in rows})
         self._with_controller = behind_controllers(rows)
         self._stacked = {row["name"] for row in rows if row["leaves"] != [row["name"]]}
@@ -106,20 +106,20 @@ class _Course:
     def _sync(self, rows: Sequence[Answer]) -> None:
         are_all_reached = True
         for row in rows:
-            found = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
-            self._syncs += [sync_filesystem(fs["mount"]) for fs in found]
-            # Also beside these: of another partition, mount namespace, or below another mount.
+            filesystems = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
+            self._syncs += [sync_filesystem(fs["mount"]) for fs in filesystems]
+            # Also elsewhere: on another partition, in a mount namespace, or below another mount.
             nodes = sync_nodes(row["name"])
             self._syncs += nodes
             # btrfs has no node; the sandbox of writebackd-drain.service has none at all.
             are_all_reached &= bool(nodes) or any(
-                fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in found
+                fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in filesystems
             )
         if not are_all_reached:
             self._syncs.append(sync_all())
 
     def follow(self) -> None:
-        """Until nothing is left, or nothing more can be done."""
+        """Repeat until nothing is left, or nothing more can be done."""
         limit_s = self._options.timeout
         while not self.outcome:
             self._ask()
@@ -138,7 +138,7 @@ class _Course:
             self._wait(limit_s)
 
     def _wait(self, limit_s: Optional[float]) -> None:
-        """A second, or until sync has ended or the drain times out."""
+        """Wait a second, or until sync has ended or the drain times out."""
         until_s = time.monotonic() + _ASK_S
         if limit_s is not None:
             until_s = min(until_s, self._begun_s + limit_s)
@@ -149,7 +149,7 @@ class _Course:
                 return
 
     def _ask(self) -> None:
-        """Renew the order, and see how far it is. Raises CommandError where the daemon is gone."""
+        """Renew the order, and get its progress. Raises CommandError if the daemon is gone."""
         with contextlib.suppress(NoAnswer):  # busy: the lease is for several of these
             renewed = self._order("renew")
             if not renewed["devices"] and not self._lost:
@@ -181,7 +181,7 @@ class _Course:
             self._rate = rate if self._rate is None else (self._rate + rate) / 2
 
     def _rows(self) -> List[Dict[str, Any]]:
-        """The devices of the drain that are still there."""
+        """The drained devices that still exist."""
         names = self._begun["devices"]
         return [
             row for row in self._status.get("devices", ())
@@ -191,7 +191,7 @@ class _Course:
     # ---- write caches ----------------------------------------------------
 
     def _caches_are_done(self) -> bool:
-        """Whether to end: they are empty, one of them stopped draining, or a device is gone."""
+        """Whether all are empty, one has stopped draining, or a device is gone."""
         assert self._synced_s is not None
         if self._gone:
             self.outcome = "gone"
@@ -248,7 +248,7 @@ class _Course:
         sys.stdout.flush()
 
     def _progress(self, terminal: bool) -> str:
-        """Of dirty pages the kernel counts those of the host, not of a device."""
+        """The kernel counts dirty pages of the host, not of a device."""
         memory = self._status["memory"]
         if self._synced_s is None:
             what, left = "dirty (host)", float(memory["dirty_bytes"] + memory["writeback_bytes"])
@@ -278,7 +278,7 @@ class _Course:
     # ---- the end -----------------------------------------------------------
 
     def release(self) -> None:
-        """Nobody waits for sync any more, and the limits are decided again or held."""
+        """Stop waiting for sync; the limits are decided again, or held."""
         for child in (*self._syncs, *self._flushes.values()):
             child.leave()
         if self._lost:

@@ -100,7 +100,7 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
 
 
 def examples(of: Iterable[Example]) -> str:
-    """The end of a --help; empty where there is no example."""
+    """The end of a --help; empty if there is no example."""
     rows = list(of)
     if not rows:
         return ""

@@ -11,7 +11,7 @@ NOT_PERMITTED = 4
 
 
 class CommandError(Exception):
-    """Ends a command: one line for stderr that says what to do, and an exit code."""
+    """Ends a command with one line on stderr that says what to do, and an exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

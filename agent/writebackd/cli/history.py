@@ -49,7 +49,7 @@ _LAST, _READ = 50, 1000
 # What comes again within so many events is the same going on: a state and back, with the
 # actions of each, of a few devices.
 _NEAR = 12
-# These come and go by themselves; all others are somebody's doing, and what follows is news.
+# These come and go by themselves; others are caused by people, and what follows is news.
 _FOLDED = ("decision", "action", "alert")
 _NUMBER = re.compile(r"\d+(\.\d+)?[kKMGTP]?")
 _BYTES = re.compile(r"(?<=bytes )(\d+) -> (\d+)")
@@ -99,7 +99,7 @@ def history(options: argparse.Namespace) -> int:
 
 
 def figures_json(row: Figures) -> Dict[str, Any]:
-    """A row of figures as data: its latencies as p50 and p99, what is not known None."""
+    """A row of figures as data: latencies as p50 and p99, unknown values None."""
     return {
         "wall_s": row.wall_s,
         "span_s": row.span_s,
@@ -139,10 +139,10 @@ def span(options: argparse.Namespace, now_s: float) -> Tuple[Optional[float], Op
 
 
 def _when(text: str, now_s: float, option: str) -> float:
-    """Wall clock seconds of a span before now (`90s`, `30m`, `1h`, `2d`) or of a date."""
-    found = _SPAN.fullmatch(text)
-    if found:
-        return now_s - float(found.group(1)) * _SECONDS[found.group(2)]
+    """Wall clock seconds of a time before now (`90s`, `30m`, `1h`, `2d`), or of a date."""
+    match = _SPAN.fullmatch(text)
+    if match:
+        return now_s - float(match.group(1)) * _SECONDS[match.group(2)]
     for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
         with contextlib.suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(text, form))
@@ -150,11 +150,10 @@ def _when(text: str, now_s: float, option: str) -> float:
 
 
 def device_in(path: Path, options: argparse.Namespace) -> Optional[str]:
-    """The name that `--device` has in a history; None: all of them.
+    """The name of the `--device` option in a history; None: all devices.
 
-    What is no name below /dev (a mount point, a disk below) is looked up at the daemon, which also
-    knows devices that nothing has happened to yet. Raises HistoryError, and CommandError where no
-    device is called that.
+    Names other than below /dev (a mount point, a leaf disk) are looked up by the daemon, which
+    also knows devices without events. Raises HistoryError, or CommandError for an unknown name.
     """
     wanted: Optional[str] = options.device
     if wanted is None:
@@ -177,7 +176,7 @@ def device_in(path: Path, options: argparse.Namespace) -> Optional[str]:
 
 
 def state_dir(options: argparse.Namespace) -> Path:
-    """The directory that was named, else the running daemon's, else the usual one."""
+    """The directory from the option, else the running daemon's, else the default."""
     if options.state_dir is not None:
         return Path(options.state_dir)
     try:
@@ -191,7 +190,7 @@ def state_dir(options: argparse.Namespace) -> Path:
 
 @dataclass
 class Entry:
-    """Events that differ in numbers only, oldest first; `count` has those joined into one."""
+    """Events that differ only in numbers, oldest first; `count` includes those joined into one."""
 
     events: List[Answer]
     count: int
@@ -199,7 +198,7 @@ class Entry:
 
 
 def folded(events: Sequence[Answer]) -> List[Entry]:
-    """`events`, oldest first, with what comes again and again only once, where it began."""
+    """`events`, oldest first, with repeated ones shown only once, where they began."""
     entries: List[Entry] = []
     open_: Dict[Tuple[object, ...], Entry] = {}
     for place, (event, count) in enumerate(_changes(events)):
@@ -218,7 +217,7 @@ def folded(events: Sequence[Answer]) -> List[Entry]:
 
 
 def _changes(events: Sequence[Answer]) -> Iterator[Tuple[Answer, int]]:
-    """Each event, but actions that were carried out in one go as one; and how many it is."""
+    """Each event, with actions carried out together as one, and their number."""
 
     def change(numbered: Tuple[int, Answer]) -> Tuple[bool, float]:
         number, event = numbered
@@ -232,7 +231,7 @@ def _changes(events: Sequence[Answer]) -> Iterator[Tuple[Answer, int]]:
 
 
 def render_history(entries: Sequence[Entry], width: int = 80, colour: bool = False) -> str:
-    """Oldest first: decisions with their figures and the reason below, all else in a line."""
+    """Oldest first: decisions with figures and the reason below, others in one line."""
     if not entries:
         return "no events in that time"
     paint = Paint(colour)
@@ -286,8 +285,8 @@ def _repeats(events: Sequence[Answer]) -> str:
     text = f"x{len(events)} until {until}"
     if first["kind"] == "decision":
         limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
-        found = [each["commit_p99_s"] for each in events]
-        p99s = [p99_s for p99_s in found if p99_s is not None]
+        waits = [each["commit_p99_s"] for each in events]
+        p99s = [p99_s for p99_s in waits if p99_s is not None]
         if limits:
             ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))
             text += f", limit {' to '.join(ends)}"
@@ -299,9 +298,9 @@ def _repeats(events: Sequence[Answer]) -> str:
 
 
 def _readable(event: Answer) -> str:
-    """The text; what was written in bytes as a size."""
+    """The text, with bytes as sizes."""
     return _BYTES.sub(
-        lambda found: f"{formats.size(int(found[1]))} -> {formats.size(int(found[2]))}",
+        lambda match: f"{formats.size(int(match[1]))} -> {formats.size(int(match[2]))}",
         event["text"] or "",
     )
 

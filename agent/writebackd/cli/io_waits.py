@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which processes wait for block IO: taskstats through pyroute2, names through psutil.
 
-Asked by the screen, not by the daemon: the kernel counts a thread's time in
-io_schedule() only while kernel.task_delayacct is on, and tells it to whoever has
-CAP_NET_ADMIN.  Without either, what is left is who sleeps uninterruptibly right now.
+Used by the screen, not by the daemon: the kernel counts a thread's time in io_schedule()
+only while kernel.task_delayacct is on, and reports it only with CAP_NET_ADMIN.  Otherwise
+only the processes that sleep uninterruptibly right now are known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELAYACCT = "/proc/sys/kernel/task_delayacct"
 
 @dataclass(frozen=True)
 class Wait:
-    """One process; `share` is seconds waited per second over all its threads, None: unknown."""
+    """One process; `share` is seconds waited per second by all its threads, None: unknown."""
 
     pid: int
     name: str
@@ -43,9 +43,9 @@ class Wait:
 
 
 class Delays:
-    """Block-IO delay of whole processes, in seconds since they began.
+    """Block-IO delay of whole processes, in seconds since their start.
 
-    `note` says what stands in the way, None when nothing does.
+    `note` says why delays are unavailable, or is None.
     """
 
     def __init__(self, delayacct: str = _DELAYACCT) -> None:
@@ -70,7 +70,7 @@ class Delays:
             self._give_up(_in_words(error))
 
     def of(self, pid: int) -> Optional[float]:
-        """None when the process is gone, or nothing can be told."""
+        """None if the process is gone, or its delay is unavailable."""
         if self._stats is None:
             return None
         try:
@@ -91,7 +91,7 @@ class Delays:
 
 
 class Waits:
-    """Looks at the processes of this host, now and then."""
+    """Samples the processes of this host at intervals."""
 
     def __init__(self, delays: Optional[Delays] = None) -> None:
         self._delays = delays or Delays()
@@ -103,30 +103,30 @@ class Waits:
         return self._delays.note
 
     def read(self, first: Sequence[int] = ()) -> List[Wait]:
-        """Those that waited since they were last asked, the longest first; `first` are pids."""
+        """Processes that waited since the last call, the longest first; `first` are pids."""
         processes = [
             each
             for each in psutil.process_iter(["pid", "ppid", "name", "status", "create_time"])
             if each.info["ppid"] != _KTHREADD and each.info["pid"] != _KTHREADD
         ]
         urgent = [each for each in processes if _is_stuck(each) or each.info["pid"] in first]
-        found, began = [], time.monotonic()
+        waits, began = [], time.monotonic()
         for number, process in enumerate(urgent + self._in_turn(processes, urgent)):
             if time.monotonic() - began > BUDGET_S:
                 self._next += max(0, number - len(urgent))
                 break
             wait = self._look(process)
             if wait is not None:
-                found.append(wait)
+                waits.append(wait)
         alive = {_key(each) for each in processes}
         self._last = {key: last for key, last in self._last.items() if key in alive}
-        return sorted(found, key=lambda each: (-(each.share or 0.0), not each.stuck, each.pid))
+        return sorted(waits, key=lambda each: (-(each.share or 0.0), not each.stuck, each.pid))
 
     def close(self) -> None:
         self._delays.close()
 
     def _in_turn(self, processes: List[Any], urgent: List[Any]) -> List[Any]:
-        """All that are not urgent, from where the last look ended."""
+        """All processes that are not urgent, from where the last look ended."""
         others = [each for each in processes if each not in urgent]
         if others:
             self._next %= len(others)
@@ -164,7 +164,7 @@ def _open() -> Any:
 
 
 def _ask(stats: Any, pid: int) -> Any:
-    """As TaskStats.get_pid_stat(), but of all threads: databases wait in those."""
+    """As TaskStats.get_pid_stat(), but for all threads: databases wait in those."""
     from pyroute2.netlink import NLM_F_REQUEST
     from pyroute2.netlink.taskstats import TASKSTATS_CMD_GET, tcmd
 

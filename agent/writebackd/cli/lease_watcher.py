@@ -20,7 +20,7 @@ _AGAIN_S = 0.2
 
 
 def lease_watcher(options: argparse.Namespace) -> int:
-    """Until told to end; beside another watcher it waits for its turn."""
+    """Run until told to end; if another watcher runs it waits for its turn."""
     if any(stream.isatty() for stream in (sys.stdin, sys.stdout) if stream is not None):
         raise CommandError(
             f"lease-watcher is not for a terminal: {_PURPOSE}; `writebackctl top` shows the state"
@@ -33,7 +33,7 @@ def lease_watcher(options: argparse.Namespace) -> int:
 
 
 def _tell_ready() -> None:
-    """Until systemd has taken it, by a thread: there may be limits to restore meanwhile."""
+    """Retry in a thread until systemd takes it: there may be limits to restore meanwhile."""
 
     def main() -> None:
         while not tell("READY=1", LIMIT_S):

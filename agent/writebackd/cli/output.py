@@ -15,7 +15,7 @@ _MAX_WIDTH = 160  # longer lines of prose are hard to read
 
 
 def width(least: int = 60) -> int:
-    """Columns to fill, `least` at least: of $COLUMNS, else of the terminal, else 80."""
+    """Columns to fill, at least `least`: from $COLUMNS, else the terminal, else 80."""
     try:
         columns = int(os.environ.get("COLUMNS", "")) or 0
     except ValueError:

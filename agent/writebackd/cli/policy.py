@@ -52,7 +52,7 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def show_(options: argparse.Namespace) -> int:
-    """The files as they are, or what they come to together (`--effective`)."""
+    """The files unchanged, or their merged result (`--effective`)."""
     try:
         if options.name is not None:
             policy = load_policy(options.name, options.config_dir)
@@ -73,7 +73,7 @@ def show_(options: argparse.Namespace) -> int:
 
 
 def files_in_force(runtime_dir: Path) -> Sequence[str]:
-    """Those that the running daemon has read, or would. Raises PolicyError or CommandError."""
+    """The files that the running daemon has read, or would. Raises PolicyError or CommandError."""
     try:
         files: Sequence[str] = request(runtime_dir, "status", timeout_s=1.0)["policy_files"]
     except NoDaemon:
@@ -82,7 +82,7 @@ def files_in_force(runtime_dir: Path) -> Sequence[str]:
 
 
 def effective(runtime_dir: Path) -> str:
-    """What `show --effective` prints. Raises PolicyError or CommandError."""
+    """The output of `show --effective`. Raises PolicyError or CommandError."""
     policy = in_force(runtime_dir, None)
     return _rendered(policy, _open_window(policy))
 
@@ -118,7 +118,7 @@ def check_(options: argparse.Namespace) -> int:
 
 
 def match_(options: argparse.Namespace) -> int:
-    """Which policy a daemon without `--policy` takes on this host, and why."""
+    """Which policy a daemon without `--policy` chooses on this host, and why."""
     choice = _choose(options.runtime_dir, options.config_dir)
     show_answer(
         options, _match_json(choice), lambda: "\n".join(_match_lines(choice, options.all))
@@ -137,9 +137,9 @@ def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
 
 
 def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
-    """The policy of the running daemon; the one that it would take when none runs.
+    """The policy of the running daemon, or the one it would choose.
 
-    Of its files those that are still there; the others are told on stderr.
+    Missing files of it are skipped, and reported on stderr.
     """
     try:
         status = request(runtime_dir, "status", timeout_s=1.0)
@@ -155,7 +155,7 @@ def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
 
 
 def _still_there(files: Sequence[Path]) -> List[Path]:
-    """Raises CommandError where the first is gone, which the others only add to."""
+    """Raises CommandError if the base file is gone: the others only add to it."""
     there = list(files)
     for file in files:
         try:
@@ -188,7 +188,7 @@ def _match_json(choice: Choice) -> Dict[str, Any]:
 
 
 def _match_lines(choice: Choice, everything: bool) -> List[str]:
-    """The policy taken and the runner-up, or all that have rules."""
+    """The chosen policy and the runner-up, or all that have rules."""
     name, runner_up = choice.policy.name, choice.runner_up
     best = next((each for each in choice.verdicts if each.name == name), None)
     if best is None or not best.fits:

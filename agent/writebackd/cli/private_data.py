@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Leaves out of a bug report what may be private: secrets, addresses, names of hosts and people.
+"""Removes private data from a bug report: secrets, addresses, names of hosts and people.
 
 Each is replaced by ``***``.
 """
@@ -26,14 +26,14 @@ _PATTERNS = tuple(re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern 
     # IPv6 and MAC: a time of day has two colons.
     r"(?<![\w:.])()(?:[0-9a-f]{0,4}:){3,7}[0-9a-f]{0,4}(?![\w:])",
     r"(/by-(?:id|uuid|label)/)[^\s,\"']+",
-    # Wherever the homes are: /var/home, /export/home, a subvolume.
+    # Wherever home directories are: /var/home, /export/home, a subvolume.
     r"((?:/@?home|(?<![\w/])(?:/run)?/media)/)[^/\s:,\"']+",
 ))  # fmt: skip
 _SHORTEST_NAME = 3
 
 
 class PrivateData:
-    """What is left out of the texts of one host, and how often it was."""
+    """The private data of one host, and how often they were removed."""
 
     def __init__(self, files: KernelFiles) -> None:
         self.count = 0
@@ -49,7 +49,7 @@ class PrivateData:
         self._patterns = (*_PATTERNS, host)
 
     def without(self, text: str) -> str:
-        """The text without what is private."""
+        """The text without private data."""
         rest = redacted_text(joined(text))
         for pattern in self._patterns:
             rest = pattern.sub(rf"\g<1>{MASK}", rest)
@@ -57,7 +57,7 @@ class PrivateData:
         return rest
 
     def document(self, text: str, indent: Optional[int] = None) -> str:
-        """JSON without what is private in its strings, still JSON; any other text as `without`."""
+        """JSON without private data in its strings, still JSON; other text as `without`."""
         try:
             return json.dumps(self._value(json.loads(text)), indent=indent)
         except (ValueError, RecursionError):

@@ -51,7 +51,7 @@ from writebackd.report.recommendation_files import (
     contradicting,
     device_lines,
     is_ours,
-    told,
+    notes,
     undone_to,
 )
 from writebackd.report.timeline import drain_spans, pin_spans, trial_spans
@@ -67,24 +67,24 @@ _MOST = 1 << 20  # of a file, that may have its undo line
 
 def run(options: argparse.Namespace) -> int:
     form = "json" if options.json else options.format
-    found, around = _look(options, _earlier(options.output))
-    if found.missing and (form in FILES or options.output is not None):
-        # A file is put where nobody reads what it rests on.
-        needed = "; ".join(found.missing)
+    advice, around = _look(options, _earlier(options.output))
+    if advice.missing and (form in FILES or options.output is not None):
+        # A file ends up where its basis is not shown.
+        needed = "; ".join(advice.missing)
         said = [f"no {form} file: not enough evidence; still needed: {needed}", *_left_out(around)]
         raise CommandError(". ".join(said), BAD_NEWS)
     if form == "text":
         colour = options.output is None and wants_colour(sys.stdout, options.color)
-        text = render(found, around, width(), Paint(colour)) + "\n"
+        text = render(advice, around, width(), Paint(colour)) + "\n"
     elif form == "json":
-        text = json.dumps(as_json(found, around), indent=2) + "\n"
+        text = json.dumps(as_json(advice, around), indent=2) + "\n"
     else:
-        text = FILES[form](found, around)
+        text = FILES[form](advice, around)
     problems = _problems(text, options) if form == "policy" else []
     if problems:
         raise CommandError(f"no policy file: {'; '.join(problems)}", BAD_NEWS)
     write_page(options.output or Path("-"), text)
-    return BAD_NEWS if found.missing else GOOD
+    return BAD_NEWS if advice.missing else GOOD
 
 
 def _left_out(around: Surroundings) -> List[str]:
@@ -93,7 +93,7 @@ def _left_out(around: Surroundings) -> List[str]:
 
 
 def _problems(text: str, options: argparse.Namespace) -> List[str]:
-    """What keeps a daemon from starting with the drop-in, as a part of every policy or -o's."""
+    """Errors that would keep a daemon from starting with the drop-in in any policy, or in -o's."""
     place = str(options.output)
     if drop_in_of(place) is None:
         place = f"{search_dirs(options.config_dir)[-1]}/{SITE_NAME}.conf.d/50-recommend.conf"
@@ -121,7 +121,7 @@ def _earlier(output: Optional[Path]) -> str:
 
 
 def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Surroundings]:
-    """Everything that is read; `earlier` is the text that is about to be replaced."""
+    """Read all inputs; `earlier` is the text that will be replaced."""
     files, now_s = KernelFiles(), time.time()
     # Each weekday has its jobs.
     options.since = options.since or "7d"
@@ -167,20 +167,20 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         raise CommandError(f"cannot read the limits of this kernel: {error}", BAD_NEWS) from None
     floor = max(policy.limits.floor_bytes, kernel_floor_bytes(host))
     most = min(policy.limits.ceiling_bytes, int(DIRTYABLE_SHARE * host.memory_bytes))
-    found = recommend(
+    advice = recommend(
         rows, Host(floor, max(floor, most), policy.limits.background), policies,
         _of_disks(read_learned, state / LEARNED, devices), trial_spans(events),
         [*pin_spans(events), *drain_spans(events)], end_s, calibrated,
     )  # fmt: skip
     base, tools = _tuned_base(files, options.output), find_conflicting_tools(files)
     texts = [earlier, *(files.try_read(each.path) or "" for each in tools if each.path)]
-    return found, Surroundings(
+    return advice, Surroundings(
         host=socket.gethostname(),
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
-        original=_original(options, files, texts, found, limits),
+        original=_original(options, files, texts, advice, limits),
         # What the file said that is replaced is gone then.
         conflicts=contradicting(
-            found, [each for each in tools if not _is_at(files, each.path, options.output)]
+            advice, [each for each in tools if not _is_at(files, each.path, options.output)]
         ),
         tuned_base=base,
         inherited=read_profiles(files, base).lines,
@@ -190,10 +190,10 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
 
 
 def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
-    """The active profiles; in place of one that is ours, what it includes.
+    """The active profiles; ours is replaced by the profiles it includes.
 
-    tuned leaves out a profile that includes itself, without a word: the one below would be lost.
-    Raises CommandError where that would be so by way of another.
+    tuned silently skips a profile that includes itself, and so loses the one it is based on.
+    Raises CommandError if another profile would include ours.
     """
     names: List[str] = []
     for name in (active_profile(files) or "").split():
@@ -210,7 +210,7 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
 
 
 def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
-    """Whether a path of this host is the file that -o names."""
+    """Whether a path of this host is the file named by -o."""
     if output is None or not path:
         return False
     return os.path.realpath(files.path(path)) == os.path.realpath(output)
@@ -219,7 +219,7 @@ def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
 def _of_disks(
     read: Callable[[Path], Mapping[str, T]], path: Path, devices: Mapping[str, Device]
 ) -> Dict[str, T]:
-    """By device name; nothing of a disk that nothing tells apart from others."""
+    """By device name; without disks that cannot be told apart."""
     try:
         known = read(path)
     except (OSError, ValueError) as error:
@@ -232,13 +232,13 @@ def _of_disks(
 
 
 def _original(
-    options: argparse.Namespace, files: KernelFiles, texts: Sequence[str], found: Recommendation,
+    options: argparse.Namespace, files: KernelFiles, texts: Sequence[str], advice: Recommendation,
     now: VmLimits,
 ) -> VmLimits:  # fmt: skip
     """The limits before writebackd and before an earlier recommendation. Raises CommandError.
 
-    Once that one is in force, the daemon too finds its limits as the original: of `texts`, the
-    files that may be of it, the first that knows says what was before.
+    Once a recommendation is in force, the daemon takes its limits for the original ones: the first
+    of `texts`, files of earlier recommendations, that has older limits counts.
     """
     for text in texts:
         carried = undone_to(text)
@@ -250,34 +250,34 @@ def _original(
         raise CommandError(str(error), BAD_NEWS) from None
     if ledger is not None and not ledger.is_of_an_earlier_boot(files):
         now = ledger.originals
-    is_advised = now == VmLimits(found.limit_bytes or 0, 0, found.background_bytes or 0, 0)
+    is_advised = now == VmLimits(advice.limit_bytes or 0, 0, advice.background_bytes or 0, 0)
     return (first_found(files) or now) if is_advised else now
 
 
 # ---- the screen --------------------------------------------------------------
 
 
-def render(found: Recommendation, around: Surroundings, width: int, paint: Paint) -> str:
-    """For people: the two values first, then why, what it costs, and what it rests on."""
+def render(advice: Recommendation, around: Surroundings, width: int, paint: Paint) -> str:
+    """A screen: the two values first, then reason, cost and basis."""
     heading, maker = "No limit to recommend", MADE_BY
-    if found.settings:
-        settings = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
-        size = f"({formats.size(found.limit_bytes)}, {formats.size(found.background_bytes)})"
-        heading, maker = f"{settings} {size}", f"{MADE_BY}, id {found.id}"
+    if advice.settings:
+        settings = ", ".join(f"{name} = {value}" for name, value in advice.settings.items())
+        size = f"({formats.size(advice.limit_bytes)}, {formats.size(advice.background_bytes)})"
+        heading, maker = f"{settings} {size}", f"{MADE_BY}, id {advice.id}"
     lines = [paint(heading, "heading")]
     said = {
         "made by": [maker],
-        **told(found, around),
-        "evidence": [f"{formats.duration(found.observed_s)} of history", *_left_out(around)],
-        "missing": found.missing,
+        **notes(advice, around),
+        "evidence": [f"{formats.duration(advice.observed_s)} of history", *_left_out(around)],
+        "missing": advice.missing,
     }
     for label, texts in said.items():
         for text in texts:
             lines += labelled(label, text, width)
             label = ""
-    if found.devices:
-        lines += ["", paint(_COLUMNS, "faint"), *map(_row, found.devices)]
-    for each in found.devices:
+    if advice.devices:
+        lines += ["", paint(_COLUMNS, "faint"), *map(_row, advice.devices)]
+    for each in advice.devices:
         for line in device_lines(each, around):
             lines += wrapped(line, width, "  ", f"{clean(each.name)}: ")
     return "\n".join(lines)

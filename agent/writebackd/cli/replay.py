@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb replay: makes recorded decisions again, under the same or another policy."""
+"""The verb replay: decides again from recorded samples, under the same or another policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.parse import REMOVED
 from writebackd.policy.timetable import local_zone
-from writebackd.report.recorder import TapeError, read_tape
+from writebackd.report.recorder import RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
 
 
@@ -30,13 +30,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         other = load_policy(options.policy, options.config_dir) if options.policy else None
         zone = local_zone() if other is not None and other.windows else timezone.utc
-        tape = read_tape(directory, since_s, until_s)
-        for tick in replay(tape, policy_of, other, zone):
+        ticks = read_recording(directory, since_s, until_s)
+        for tick in replay(ticks, policy_of, other, zone):
             if since_s is None or tick.sample.wall_s >= since_s:
                 tally.add(tick)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
-    except TapeError as error:
+    except RecordingError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     if not tally.ticks:
         raise CommandError(
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def policy_of(text: str) -> Policy:
-    """The policy of a file's text. Raises PolicyError."""
+    """The policy in a file's text. Raises PolicyError."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "recorded.conf"
         # The file is called otherwise, and its name is a guard against copies.  Samples of an
@@ -81,7 +81,7 @@ def _answer(tally: Tally, policy: Optional[str]) -> Dict[str, Any]:
             for name, states in sorted(tally.states.items())
         ],
         "differences": [
-            {"wall_s": wall_s, "then": then, "now": now} for wall_s, then, now in tally.told
+            {"wall_s": wall_s, "then": then, "now": now} for wall_s, then, now in tally.differences
         ],
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb report: an HTML page made from the history file."""
+"""The verb report: an HTML page from the history file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report(options: argparse.Namespace) -> int:
     try:
         device = device_in(path, options)
         rows = read_figures(path, since_s, device, until_s)
-        # What stood at its beginning was decided before; what came after tells who lived then.
+        # The state at its beginning was decided before; later events show what ran then.
         events = read_history(path, None, device)
         past = past_json(read_alerts(path, MAX_ALERTS), ())
     except HistoryError as error:
@@ -62,18 +62,18 @@ def report(options: argparse.Namespace) -> int:
     if str(options.output) == "-":
         return GOOD
     size = len(page.encode())
-    told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+    shown = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
     show_answer(
         options,
         {"file": str(options.output), "bytes": size, "rows": len(rows)},
         lambda: f"{options.output}: {formats.size(size)} from {len(rows)} rows of figures and"
-        f" {told} events",
+        f" {shown} events",
     )
     return GOOD
 
 
 def _is_written(path: Path, options: argparse.Namespace) -> bool:
-    """Whether a daemon that runs now writes this history."""
+    """Whether a running daemon writes this history."""
     try:
         status = request(options.runtime_dir, "status", timeout_s=1.0)
     except CommandError:
@@ -82,7 +82,7 @@ def _is_written(path: Path, options: argparse.Namespace) -> bool:
 
 
 def write_page(output: Path, page: str) -> None:
-    """All of it or nothing; into what is no plain file as it is. Raises CommandError."""
+    """Write all or nothing to a plain file; other files as they are. Raises CommandError."""
     if str(output) == "-":
         sys.stdout.write(page)
         return
@@ -98,10 +98,9 @@ def write_page(output: Path, page: str) -> None:
 
 
 def _is_plain(output: Path) -> bool:
-    """Whether a file may take its place: never that of /dev/null, nor of /dev/stdout.
+    """Whether the file may be replaced: never that of /dev/null or /dev/stdout.
 
-    A link elsewhere than there is replaced itself, where it leads to a file: others may have put it
-    into /tmp.
+    Any other link to a file is itself replaced, since another user may have put it into /tmp.
     """
     parent = os.path.realpath(output.parent)
     if output.is_symlink() and (parent == "/dev" or parent.startswith("/proc/")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb restore: restores the originals, with a daemon or without."""
+"""The verb restore: restores the original limits, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from writebackd.paths import LEDGER, WATCH
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Put the limits back: through the daemon, or from its ledger when there is none."""
+    """Restore through the daemon, or from its ledger if there is none."""
     if options.lease or options.honour_keep:
         # ExecStopPost= also runs where a start was refused because there is a daemon:
         # that one is not to be put into the mode observe.
@@ -75,7 +75,7 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
 
 
 def _to_first_found() -> Tuple[Tuple[str, ...], bool]:
-    """Whoever has set what stands now; lines for people, and whether it succeeded."""
+    """Restore, whoever set the current values; lines for display, and whether it succeeded."""
     files = KernelFiles()
     first = first_found(files)
     if first is None:
@@ -107,10 +107,10 @@ def _restore(options: argparse.Namespace) -> RestoreResult:
 
 
 def restart_follows(environment: Mapping[str, str]) -> bool:
-    """Whether systemd means to start the service again, by what it tells ExecStopPost=.
+    """Whether systemd will restart the service, from the variables of ExecStopPost=.
 
-    As Restart=on-failure and RestartPreventExitStatus= of the unit say.  It may
-    come to nothing all the same: a stop that had to kill, StartLimitBurst=.
+    By Restart=on-failure and RestartPreventExitStatus= of the unit.  The restart may
+    still not happen: after a stop that had to kill, or with StartLimitBurst=.
     """
     if environment.get("SERVICE_RESULT", "success") in ("success", "start-limit-hit"):
         return False
@@ -120,7 +120,7 @@ def restart_follows(environment: Mapping[str, str]) -> bool:
 
 
 def is_watched(runtime_dir: Path) -> Optional[bool]:
-    """Whether a watcher lives; None for those who may not look."""
+    """Whether a watcher runs; None without permission to check."""
     try:
         fd = os.open(runtime_dir / WATCH, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb run: runs a command in a systemd scope of its own.
 
-systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  A login session
+systemd makes the scope if it runs, else the verb makes a child cgroup (v2).  A login session
 that syncs is not paced (docs/explanation/pacing.md), so root's scope goes to system.slice, which
 is where systemd-run puts it.
 """
@@ -34,7 +34,7 @@ _EMPTY_S = 1.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """The command's exit code; 128 and the signal's number where one ended it."""
+    """The command's exit code; 128 plus the signal's number if a signal ended it."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise CommandError("run needs a command: writebackctl run -- rsync -a /srv /backup", USAGE)
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     if options.name is not None and not _NAME.fullmatch(name):
         raise CommandError(f"--name {name!r}: use letters, digits and :_.@- only", USAGE)
     unit = f"run-{re.sub('[^A-Za-z0-9:_.]', '_', name)[:60]}-{os.getpid()}"
-    found = shutil.which(command[0])
-    if found is None:
+    program = shutil.which(command[0])
+    if program is None:
         exists = os.path.exists(command[0]) and "/" in command[0]
         raise CommandError(
             f"run: {command[0]} {'is not executable' if exists else 'not found'}",
@@ -55,13 +55,13 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("run --slice needs systemd, which does not run here", USAGE)
     directory = _make_cgroup(unit)
     try:
-        return _run_in(directory, found, command)
+        return _run_in(directory, program, command)
     finally:
         _remove(directory)
 
 
 def systemd_command(unit: str, slice_: Optional[str], command: List[str], root: bool) -> List[str]:
-    """What starts it: the command takes the place of systemd-run, which only makes the scope."""
+    """The command line: systemd-run only makes the scope, then becomes the command."""
     words = ["systemd-run", *(() if root else ("--user",)), "--scope", "--quiet", "--collect",
              f"--unit={unit}", f"--description=writebackctl run {command[0]}"]  # fmt: skip
     # With it systemd enables the io controller there: pacing is an io.max.
@@ -89,18 +89,18 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
 
 
 def _find_manager() -> None:
-    """systemd-run in our place would end with 1, as any command may. Raises CommandError."""
+    """Checked first, as systemd-run would exit with 1 like any command. Raises CommandError."""
     import subprocess  # 10 ms, which root need not wait for
 
     # Looks for it where systemd-run does.
     words = ["systemctl", "--user", "show", "--property=Version"]
     try:
-        found = subprocess.run(words, check=False, capture_output=True, text=True)
+        result = subprocess.run(words, check=False, capture_output=True, text=True)
     except OSError:
         return  # systemd-run itself has to tell
-    if not found.returncode:
+    if not result.returncode:
         return
-    said = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+    said = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
     raise CommandError(
         f"run: the systemd of this user does not answer ({said}); cron and su do not start it: try"
         " again with sudo, or after `loginctl enable-linger` with"
@@ -110,7 +110,7 @@ def _find_manager() -> None:
 
 
 def _make_cgroup(unit: str) -> Path:
-    """A cgroup beside ours or below it. Raises CommandError."""
+    """Make a cgroup next to ours or below it. Raises CommandError."""
     files = KernelFiles()
     mount = cgroup2_mount(files)
     if mount is None:
@@ -158,7 +158,7 @@ def _run_in(directory: Path, path: str, command: List[str]) -> int:
 
 
 def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
-    """In the child: into the cgroup first, so that nothing of the command runs outside."""
+    """In the child: enter the cgroup first, so that nothing of the command runs outside."""
     code = NOT_EXECUTABLE
     try:
         (directory / "cgroup.procs").write_text("0")
@@ -171,7 +171,7 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
 
 @contextlib.contextmanager
 def _as_of_a_shell() -> Iterator[None]:
-    """Python ignores SIGPIPE, and exec() would pass that on; where it fails, Python goes on."""
+    """Restore SIGPIPE, which Python ignores and exec() would pass on."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield
@@ -181,7 +181,7 @@ def _as_of_a_shell() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forwarded_to(child: int) -> Iterator[None]:
-    """What is sent to us is for the command; Ctrl-C reaches it by the terminal itself."""
+    """Forward signals to the command; Ctrl-C reaches it through the terminal."""
 
     def forward(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -198,7 +198,7 @@ def _forwarded_to(child: int) -> Iterator[None]:
 
 
 def _remove(directory: Path) -> None:
-    """Unless the command left processes behind: those stay where they can be watched."""
+    """Remove the cgroup, unless the command left processes in it."""
     deadline = time.monotonic() + _EMPTY_S
     while True:
         try:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """sd_notify(3): tells systemd the state of the service.
 
-Not by python3-systemd: its notify() sleeps in sendmsg(2) while PID 1 does not read, and keeps the
-interpreter's lock, so that every thread stops.
+python3-systemd is not used: its notify() sleeps in sendmsg(2) while PID 1 does not read, and holds
+the interpreter lock, so that every thread stops.
 
-Any user may send to systemd's socket, and keep its queue full: whoever does not wait for room
-there finds none.
+Any user may send to systemd's socket and keep its queue full, so a sender must wait for room.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ LIMIT_S = 5.0
 
 
 def notifier() -> Callable[[str], None]:
-    """Hands a state to a thread that sends it; one that systemd did not take goes with the next.
+    """Passes states to a thread that sends them; unsent ones go with the next.
 
-    The thread repeats nothing on its own: WATCHDOG=1 says that whoever hands it over lives.
+    The thread repeats nothing on its own: WATCHDOG=1 means that the caller is alive.
     """
     handed: "queue.SimpleQueue[str]" = queue.SimpleQueue()
     threading.Thread(target=_send, args=(handed,), name="notify", daemon=True).start()
@@ -42,9 +41,9 @@ def _send(handed: "queue.SimpleQueue[str]") -> None:
 
 
 def tell(state: str, limit_s: float) -> bool:
-    """Send one datagram, waiting up to `limit_s` for room in systemd's queue; whether it went.
+    """Send one datagram, waiting up to `limit_s` for room in systemd's queue; returns success.
 
-    Nothing is left to send where systemd does not listen (NOTIFY_SOCKET).
+    Without NOTIFY_SOCKET nothing needs to be sent.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

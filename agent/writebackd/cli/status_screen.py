@@ -2,7 +2,7 @@
 """The status screen, rendered from the status answer alone.
 
 The daemon's live screen and `writebackctl status` are the same text.  States
-are words, so colour is never needed; what is not known is '-'.
+are words, so colour is never needed; unknown values are '-'.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ clean = formats.printable
 
 
 def wants_colour(stream: TextIO, when: str = "auto") -> bool:
-    """`when` is as --color has it; NO_COLOR counts where it is not empty (no-color.org)."""
+    """`when` is the value of --color; a non-empty NO_COLOR counts (no-color.org)."""
     if when != "auto":
         return when == "always"
     no_colour = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -50,7 +50,7 @@ def wants_colour(stream: TextIO, when: str = "auto") -> bool:
 
 
 class Paint:
-    """Colours text by the name of a state or role, or leaves it alone."""
+    """Colours text by the name of a state or role, or returns it unchanged."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -66,7 +66,7 @@ def labelled(label: str, text: str, width: int) -> List[str]:
 
 
 def one_line(label: str, text: str, width: int, more: str = _MORE) -> str:
-    """As `labelled`, cut to one line; `more` says where the whole is."""
+    """As `labelled`, cut to one line; `more` says where to find the rest."""
     line = label.ljust(_LABEL) + clean(text)
     return line if len(line) <= width else line[: width - len(more)].rstrip() + more
 
@@ -82,7 +82,7 @@ def wrapped(text: str, width: int, indent: str, first: Optional[str] = None) -> 
 
 
 def fit(text: str, width: int) -> str:
-    """`text` in exactly `width` columns, its start cut off where too long."""
+    """`text` in exactly `width` columns, with its start cut off if it is too long."""
     text = clean(text)
     return text.ljust(width) if len(text) <= width else ".." + text[len(text) - width + 2 :]
 
@@ -136,7 +136,7 @@ def verdict_lines(answer: Answer, width: int, paint: Paint) -> List[str]:
 
 
 def _alert_lines(alert: Answer, width: int, paint: Paint) -> List[str]:
-    """What is wrong since when, who does it with which command, and what was done."""
+    """The alert, its start, its culprit with command line, and what was done."""
     critical = alert["severity"] == "critical"
     name = f"{alert['name']} (critical)" if critical else alert["name"]
     text = f"{name}, {_since(alert['since'])}: {alert['summary']}"
@@ -151,12 +151,12 @@ def _alert_lines(alert: Answer, width: int, paint: Paint) -> List[str]:
 
 
 def lever_lines(levers: Sequence[Answer]) -> List[str]:
-    """The levers beside the limits, a line for each target: name, value, and what was found."""
+    """Levers other than the limits, one line per target: name, value and original value."""
     targets: defaultdict[str, List[str]] = defaultdict(list)
     for lever in levers:
         name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
-        value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
-        targets[f"{lever['kind']} {lever['target']}"].append(f"{name} {value} (before {found})")
+        value, original = (_lever_value(lever, lever[key]) for key in ("value", "original"))
+        targets[f"{lever['kind']} {lever['target']}"].append(f"{name} {value} (before {original})")
     lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
     if len(lines) > _MANY_LEVERS:
         more = len(lines) - _MANY_LEVERS
@@ -206,19 +206,19 @@ def headline(status: Answer) -> str:
 
 
 def trial_words(trial: Answer) -> str:
-    """Which block of a trial is on, and what comes after it."""
+    """The current block of a trial, and what follows it."""
     arm = "original limits" if trial["arm"] == "original" else "writebackd's limits"
     after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
     return f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
 
 
 def in_window(window: Optional[Answer]) -> str:
-    """Which window of the policy is open; nothing where none is."""
+    """The open window of the policy; empty if none is."""
     return f" (window {clean(window['name'])} until {window['until']})" if window else ""
 
 
 def by_whom(pin: Optional[Answer]) -> str:
-    """Who pinned, since when, for how long yet; nothing where that is not known."""
+    """Who pinned, since when, for how much longer; empty if unknown."""
     if pin is None:
         return ""
     try:
@@ -245,17 +245,17 @@ def limit_line(status: Answer) -> str:
 
 
 def heading(limit: Optional[int], goal: Optional[int]) -> str:
-    """Where a limit goes; nothing where it is there, or reads as if it were."""
+    """The limit's goal; empty if it is reached, or formats the same."""
     if limit is None or goal is None or formats.size(limit) == formats.size(goal):
         return ""
     return f" -> {formats.size(goal)} ({'lowering' if goal < limit else 'raising'})"
 
 
 def _before_line(limits: Answer) -> str:
-    found, in_bytes = limits["original"], limits["original_in_bytes"]
+    original, in_bytes = limits["original"], limits["original_in_bytes"]
     sizes = [formats.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
     shares = [
-        None if found[f"{pair}_bytes"] else f"{found[f'{pair}_ratio']} %"
+        None if original[f"{pair}_bytes"] else f"{original[f'{pair}_ratio']} %"
         for pair in ("dirty", "dirty_background")
     ]
     if shares == [None, None]:
@@ -267,7 +267,7 @@ def _before_line(limits: Answer) -> str:
         )
     else:
         text = f"{' / '.join(map(str, shares))} of memory = {' / '.join(sizes)}"
-    if limits["files"] == found:
+    if limits["files"] == original:
         return text + ", in force"
     # Of dirtyable memory, which is known only while the ratio is in force.
     return text.replace("memory = ", "memory, about ")
@@ -287,7 +287,7 @@ def _dirtiers_line(tasks: Sequence[Answer]) -> str:
 
 
 def moment(wall_s: float) -> str:
-    """A time of day with its date, as 05-01 03:00:00."""
+    """A time with its date, as 05-01 03:00:00."""
     return time.strftime("%m-%d %H:%M:%S", time.localtime(wall_s))
 
 
@@ -315,16 +315,16 @@ def _cost_line(status: Answer) -> str:
 
 
 def _cache_line(cache: Answer) -> str:
-    """What was read from the cache, or how its behaviour and a tool's word agree; or nothing."""
+    """The reading of the cache, or how its behaviour and a tool's report agree; or nothing."""
     if cache["fill_source"] in (None, "estimate"):
         seen, said = cache["capacity_bytes"], [
             each for each in cache["reported"] if each["capacity_bytes"]
         ]
         if seen is None or not said:
             return ""
-        told = said[0]["capacity_bytes"]
+        stated = said[0]["capacity_bytes"]
         return (
-            f"write cache {formats.size(seen)} measured, {formats.percent(seen / told)} of what"
+            f"write cache {formats.size(seen)} measured, {formats.percent(seen / stated)} of what"
             f" {as_text(said[0]['source'])} reports"
         )
     return (
@@ -360,13 +360,13 @@ def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
 
 
 def urgency(device: Answer) -> int:
-    """A key to sort devices by: the smallest is to be looked at first."""
+    """A key to sort devices by: the smallest is the most urgent."""
     state = device["state"]
     return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
 
 
 class _Figure(NamedTuple):
-    """A column of the table: a title above figures that fit below it."""
+    """A column of the table: a title above values that fit below it."""
 
     title: str
     width: int
@@ -393,7 +393,7 @@ _MOUNT_WIDTHS = range(6, 41)
 
 
 def _layout(width: int) -> Tuple[int, List[_Figure]]:
-    """How wide the mount point may be, 0 for none, and the figures that there is room for."""
+    """The width of the mount point, 0 for none, and the columns that fit."""
     shown = list(_FIGURES)
     for title in ("", *_LESS):
         shown = [each for each in shown if each.title != title]
@@ -430,14 +430,14 @@ def _row(device: Answer, mount_width: int, figures: Sequence[_Figure], paint: Pa
 
 
 def mount_point(device: Answer) -> str:
-    """The first one of a device, and how many more there are."""
+    """A device's first mount point, and the number of others."""
     mounts: Sequence[str] = device["mounts"] or (formats.UNKNOWN,)
     first, *more = mounts
     return first + (f" +{len(more)}" if more else "")
 
 
 def as_text(value: Optional[object]) -> str:
-    """A value of an answer as a word: '-' for None, yes and no for booleans."""
+    """A value of an answer as text: '-' for None, yes and no for booleans."""
     if value is None or value == "":
         return formats.UNKNOWN
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb top: a live screen of devices, writers and waiting processes.
 
-Drawn in one write per frame: over ssh that is a packet or a few, and never half a screen.
+Each frame is one write: over ssh that is a few packets, and never half a screen.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ESCAPE_S = 0.1
 
 
 def top(options: argparse.Namespace) -> int:
-    """Until q; without a terminal, on a dumb one or with --frames: frames one below the other."""
+    """Run until q; without a capable terminal, or with --frames: frames one below another."""
     if options.json:
         show_json(request(options.runtime_dir, "top"))
         return GOOD
@@ -65,7 +65,7 @@ def top(options: argparse.Namespace) -> int:
 
 
 def _parts(when: str) -> "Tuple[View, Waits]":
-    """The parts that need packages which the rest does without. Raises CommandError."""
+    """The parts that need optional packages. Raises CommandError."""
     try:
         from writebackd.cli.io_waits import Waits
         from writebackd.cli.top_view import View
@@ -92,7 +92,7 @@ def _has_blocks() -> bool:
 
 
 def _ask(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
-    """Fill the state anew. Raises CommandError."""
+    """Refresh the state. Raises CommandError."""
     status = request(options.runtime_dir, "status", timeout_s=_TIMEOUT_S)
     load = request(options.runtime_dir, "top", timeout_s=_TIMEOUT_S)
     state.take(status, load)
@@ -101,7 +101,7 @@ def _ask(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
 
 
 def _ask_again(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
-    """As `_ask`; what stands in the way is shown, and the last answer stays."""
+    """As `_ask`; an error is shown, and the last answer kept."""
     try:
         _ask(options, state, waits)
     except (NoDaemon, NoAnswer):
@@ -131,7 +131,7 @@ def _print_frames(
 
 
 def _page(view: "View", state: Top) -> List[str]:
-    """A frame for paper: no keys, no empty lines at the end."""
+    """A frame for printing: without keys, and empty lines at the end."""
     columns = max(FULL_WIDTH, width())
     height = max(24, shutil.get_terminal_size((columns, 24)).lines)
     lines = [line.rstrip() for line in view.lines(state, columns, height)[:-1]]
@@ -144,10 +144,10 @@ def _page(view: "View", state: Top) -> List[str]:
 
 
 class _Terminal:
-    """Keys come one by one and are not echoed; all as before at the end, and while stopped.
+    """Keys come one at a time without echo; settings are restored at the end, and while stopped.
 
-    At the end also where that is a signal: who is left with a shell that shows neither cursor nor
-    what he types has one trouble more than the one that he was looking at.
+    Also if a signal ends it: a shell that shows neither the cursor nor what one types would be one
+    more problem.
     """
 
     def __enter__(self) -> "_Terminal":
@@ -172,7 +172,7 @@ class _Terminal:
             signal.signal(number, handler)
 
     def stopped(self) -> bool:
-        """Stop here if that was asked for (Ctrl-Z). Whether it was, and it goes on now."""
+        """Stop here if requested (Ctrl-Z). Returns whether it was, and has resumed."""
         if not self._stop:
             return False
         self._give_back()
@@ -197,12 +197,12 @@ class _Terminal:
         raise SystemExit(128 + number)
 
     def _ask_to_stop(self, *_: object) -> None:
-        # Not here: this may come in the midst of a write of ours.
+        # Not here: the signal may arrive during one of our writes.
         self._stop = True
 
 
 def _ends() -> List[int]:
-    """The signals that end it: not SIGHUP under nohup, which has it ignored."""
+    """The signals that end it: not SIGHUP under nohup, which ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
@@ -260,7 +260,7 @@ def _draw(view: "View", state: Top, size: os.terminal_size) -> None:
 
 
 def _keys(descriptor: int, wait_s: float) -> List[str]:
-    """What is pressed within `wait_s`, an arrow as one. Raises CommandError."""
+    """Keys pressed within `wait_s`, an arrow as one. Raises CommandError."""
     if not _ready(descriptor, wait_s):
         return []
     data = os.read(descriptor, 256)

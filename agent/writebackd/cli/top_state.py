@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""State of the live screen and the actions of its keys; needs no terminal."""
+"""State of the live screen, and the actions of its keys; needs no terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from writebackd import formats
 from writebackd.cli.status_screen import urgency
 from writebackd.policy.units import UnitError, parse_size
 
-if TYPE_CHECKING:  # who lacks psutil is told so by top, and needs none for --json
+if TYPE_CHECKING:  # top reports a missing psutil; --json needs none
     from writebackd.cli.io_waits import Wait
 
 Answer = Mapping[str, Any]
@@ -58,7 +58,7 @@ _YES = ("y", "Y")
 
 @dataclass(frozen=True)
 class Order:
-    """A write that was confirmed."""
+    """A confirmed change."""
 
     verb: str
     args: Mapping[str, Any]
@@ -87,7 +87,7 @@ class Top:
     _last_s: Optional[float] = None
 
     def take(self, status: Answer, load: Answer) -> None:
-        """A new answer; one of the same tick as the last adds no point."""
+        """Store a new answer; one of the same tick adds no point."""
         self.status, self.load, self.problem = status, load, None
         if status["time_s"] == self._last_s:
             return
@@ -100,12 +100,12 @@ class Top:
 
     @property
     def devices(self) -> List[Answer]:
-        """Sorted; devices that are equal stay in the daemon's order."""
+        """Sorted; equal devices keep the daemon's order."""
         rows = list(self.status["devices"]) if self.status else []
         return sorted(rows, key=_SORT_KEYS[self.sort])
 
     def press(self, key: str) -> Tuple[bool, Optional[Order]]:
-        """What a key does: whether to go on, and an order that was confirmed with it."""
+        """Handle a key: returns whether to continue, and an order confirmed with it."""
         if key == "\x03":
             return False, None
         if self.pending is not None:

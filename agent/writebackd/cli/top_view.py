@@ -35,10 +35,10 @@ _TALL = 30  # lines below the head from which the devices' reasons are shown
 
 
 class View:
-    """Draws a Top into lines of a terminal."""
+    """Draws a Top as lines for a terminal."""
 
     def __init__(self, colour: bool, blocks: bool) -> None:
-        """`blocks`: the terminal has the characters of a sparkline."""
+        """`blocks`: the terminal can show the characters of a sparkline."""
         self._glyphs = _BLOCKS if blocks else _ASCII
         self._console = Console(
             force_terminal=colour,
@@ -51,7 +51,7 @@ class View:
         )
 
     def lines(self, top: Top, width: int, height: int) -> List[str]:
-        """At most `height` lines of at most `width` columns, with escape codes for colours only."""
+        """At most `height` lines of at most `width` columns, with escape codes only for colours."""
         # One column is left free: some terminals wrap a line that fills the last one.
         self._console.size = (width, height)
         with self._console.capture() as captured:
@@ -93,7 +93,7 @@ class View:
         memory, limits = status["memory"], status["limits"]
         dirty = memory["dirty_bytes"] + memory["writeback_bytes"]
         title = headline(status) + ("  FROZEN" if top.frozen else "")
-        # Of what is shown: a frame that was kept has to tell when it was.
+        # The time of the answer: a saved frame must show when it was made.
         clock = time.strftime("%H:%M:%S", time.localtime(status["time_s"]))
         title = f"{_shorten(clean(title), width - 11):{width - 11}}  {clock}"
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
@@ -134,7 +134,7 @@ class View:
         return _line(next(fits, SHORTEST_KEYS), width, "dim")
 
     def _devices(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
-        """The table of devices in at most `room` lines, and how many those are."""
+        """The table of devices in at most `room` lines, and its number of lines."""
         devices = top.devices
         if not devices:
             return _line("no device to manage (see `writebackctl devices`)", width), 1
@@ -192,7 +192,7 @@ class View:
         ]
 
     def sparkline(self, points: Iterable[Optional[float]]) -> str:
-        """A character for each latency in seconds; a blank where there was none."""
+        """A character for each latency in seconds; a blank for a missing one."""
         return "".join(self._glyph(point) for point in points)
 
     def _glyph(self, point: Optional[float]) -> str:
@@ -208,7 +208,7 @@ class View:
     # ---- who dirties, who waits ----------------------------------------
 
     def _lower_lines(self, top: Top, width: int, room: int) -> int:
-        """Lines to leave for who dirties and who waits."""
+        """Lines to reserve for writers and waiting processes."""
         # The table of devices, whole, and a line with the reason for each of them.
         wanted = 3 + 2 * len(top.devices)
         roomy = room > _TALL or room - wanted >= _load_lines(top, width)
@@ -295,7 +295,7 @@ def _reason(device: Answer, with_mount: bool) -> str:
 
 
 def _load_lines(top: Top, width: int) -> int:
-    """Lines that who dirties and who waits take when all of it is shown."""
+    """Lines that writers and waiting processes take if all are shown."""
     load = top.load or {"tasks": [], "cgroups": []}
     dirtiers = 1 + max(1, len(load["cgroups" if top.by_cgroup else "tasks"]))
     waiters = 1 + max(1, len(top.waits) + (top.wait_note is not None))
@@ -303,7 +303,7 @@ def _load_lines(top: Top, width: int) -> int:
 
 
 def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], int]]:
-    """Cgroup, its processes' shares together, and how many of them sleep; the longest first."""
+    """Cgroup, the sum of its processes' shares, and how many sleep; the longest first."""
     shares: Dict[str, Optional[float]] = {}
     stuck: Dict[str, int] = {}
     for each in waits:
@@ -334,7 +334,7 @@ def _shorten(text: str, size: int) -> str:
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
-    """One line, cut where it is too long; nothing in it can move the cursor."""
+    """One line, cut if it is too long; nothing in it can move the cursor."""
     return Text(_shorten(clean(text), width - 1), style, no_wrap=True, overflow="crop")
 
 
@@ -354,7 +354,7 @@ def _column(table: Table, name: str, size: int, right: bool) -> None:
 def _filled(
     table: Table, rows: Sequence[Sequence[str]], room: int, nothing: str, width: int
 ) -> Tuple[RenderableType, int]:
-    """The table with as many rows as have room, or a word that there are none."""
+    """The table with as many rows as fit, or a note that there are none."""
     for row in rows[: max(0, room - 1)]:
         table.add_row(*(Text(cell) for cell in row))
     shown = min(len(rows), max(0, room - 1))

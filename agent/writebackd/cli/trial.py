@@ -52,27 +52,27 @@ def trial(options: argparse.Namespace) -> int:
     begun = request(
         options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
     )
-    course = _Course(options, begun, Plan(device=str(begun["device"]), **plan), seed)
+    run = _TrialRun(options, begun, Plan(device=str(begun["device"]), **plan), seed)
     with ended_by_signals() as no_more:
         try:
-            course.begin()
-            course.follow()
+            run.begin()
+            run.follow()
             no_more()
         except KeyboardInterrupt:
             no_more()
-            course.end()
-        return course.tell()
+            run.end()
+        return run.tell()
 
 
-class _Course:
-    """What the daemon has told of it so far."""
+class _TrialRun:
+    """What the daemon has reported about the trial so far."""
 
     def __init__(
         self, options: argparse.Namespace, begun: Dict[str, Any], plan: Plan, seed: int
     ) -> None:
         self._options, self._begun, self._plan, self._seed = options, begun, plan, seed
         self._ticks: List[TrialTick] = []
-        self._told = 0  # of them: those of blocks that were shown
+        self._shown = 0  # of them: those of blocks that were shown
         self._ended: Optional[str] = None
         self._why = ""
         self._unseen: Optional[OSError] = None  # why nobody sees any more what is shown
@@ -91,7 +91,7 @@ class _Course:
         )
 
     def follow(self) -> None:
-        """Until the daemon says that it is over, or nothing any more."""
+        """Repeat until the daemon reports the end, or does not answer any more."""
         heard_s = time.monotonic()
         while True:
             try:
@@ -116,7 +116,7 @@ class _Course:
             time.sleep(_ASK_S)
 
     def end(self) -> None:
-        """Asked for by the user; what was measured since the last question comes with it."""
+        """End at the user's request; returns with what was measured since the last request."""
         try:
             self._ask("end")
         except CommandError as error:
@@ -136,19 +136,19 @@ class _Course:
         self._show_blocks()
 
     def _show_blocks(self) -> None:
-        """Those that are over, once each: a trial of a day has 86 400 ticks."""
-        while self._told < len(self._ticks):
-            ticks = self._ticks[self._told :]
+        """Show finished blocks, once each: a trial of a day has 86 400 ticks."""
+        while self._shown < len(self._ticks):
+            ticks = self._ticks[self._shown :]
             number = ticks[0].block
             length = next((at for at, each in enumerate(ticks) if each.block != number), None)
             if length is None and self._ended is None:
                 return
             block = block_of(self._plan, number, ticks[:length])
             self._show(block_line(block, len(self._plan.arms)))
-            self._told += len(ticks) if length is None else length
+            self._shown += len(ticks) if length is None else length
 
     def tell(self) -> int:
-        """Write the page, print, and the exit code."""
+        """Write the page and print the result; returns the exit code."""
         self._show_blocks()  # the last one, where the daemon did not tell the end
         begun = self._begun
         report = TrialSummary(
@@ -203,10 +203,10 @@ class _Course:
 
 @contextlib.contextmanager
 def ended_by_signals(*also: signal.Signals) -> Iterator[Callable[[], None]]:
-    """SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody need wait for the lease to run out.
+    """Treat SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody waits for the lease to expire.
 
-    Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds
-    the page not yet written. Gives what ends it. One that nohup ignores stays ignored.
+    Only once: if ssh drops, SIGHUP comes from the shell and from the kernel, and the second arrives
+    before the page is written. Yields the signals; one that nohup ignores stays ignored.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -64,14 +64,14 @@ def decide(
     destage, memory = plan_destage(policy, extra.memory, sample, estimates)
     needed, reason, decider = _arbitrate(extra.shared, memory)
     devices = tuple([
-        _held_to(each, decider, needed, memory) if each.rule is Rule.COMING else each
-        for each in devices
+        _held_to(device, decider, needed, memory) if device.rule is Rule.COMING else device
+        for device in devices
     ])
     goal, memory = _goal(policy, memory, sample, extra, needed, reason)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     decision = Decision(
         None, None, None, goal.reason, devices, paced.settings + extra.settings + destage, hurry,
-        next((each.decision_id for each in devices if each.name == decider), None),
+        next((device.decision_id for device in devices if device.name == decider), None),
     )  # fmt: skip
     if goal.limit is not None:
         return _next_step(policy, memory, sample, estimates, goal, goal.limit, decision)
@@ -279,7 +279,7 @@ def _noted(memory: Memory, sample: Sample) -> Memory:
     """Remember changes by other processes; yield if one of the global limits was changed."""
     if not sample.foreign:
         return memory
-    known = {each.write.lever: each for each in memory.intrusions}
+    known = {intrusion.write.lever: intrusion for intrusion in memory.intrusions}
     known.update((write.lever, Intrusion(write, sample.wall_s)) for write in sample.foreign)
     limits = [write for write in sample.foreign if write.is_limit]
     yielded, retry, retried_s = memory.yielded, memory.retry, memory.retried_s
@@ -309,7 +309,7 @@ def _retried(memory: Memory, sample: Sample) -> Memory:
         return replace(memory, retry=None)
     if sample.time_s < retry.at_s:
         return replace(memory, retry=replace(retry, limits=limits))
-    others = tuple(each for each in memory.intrusions if not each.write.is_limit)
+    others = tuple(intrusion for intrusion in memory.intrusions if not intrusion.write.is_limit)
     return replace(memory, yielded=None, retry=None, intrusions=others)
 
 

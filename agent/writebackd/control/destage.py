@@ -76,27 +76,27 @@ def destage_rate(share: float, drains: float, dirty_bytes: int) -> int:
 
 def _caches(sample: Sample) -> Iterator[Tuple[str, Backing]]:
     """The disk and reading of each bcache in writeback mode that has a fresh reading."""
-    managed = {each.device.name for each in sample.devices if each.excluded is None}
-    for each in sample.backings:
-        if each.source != "bcache" or each.disk is None or each.device not in managed:
+    managed = {entry.device.name for entry in sample.devices if entry.excluded is None}
+    for entry in sample.backings:
+        if entry.source != "bcache" or entry.disk is None or entry.device not in managed:
             continue
-        if each.mode is not CacheMode.WRITE_BACK or each.dirty_bytes is None:
+        if entry.mode is not CacheMode.WRITE_BACK or entry.dirty_bytes is None:
             continue
-        if each.read_s is not None and sample.time_s - each.read_s <= FILL_FRESH_S:
-            yield each.disk, each
+        if entry.read_s is not None and sample.time_s - entry.read_s <= FILL_FRESH_S:
+            yield entry.disk, entry
 
 
 def _rates(
     share: float, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Dict[str, int]:
     """Sectors per second by disk; a rate near the last one is not changed."""
-    found: Dict[str, int] = {}
-    for disk, each in _caches(sample):
-        drains = estimates[each.device].drain_rate
-        if drains is None or each.dirty_bytes is None:
+    rates: Dict[str, int] = {}
+    for disk, cache in _caches(sample):
+        drains = estimates[cache.device].drain_rate
+        if drains is None or cache.dirty_bytes is None:
             continue
-        rate, last = destage_rate(share, drains, each.dirty_bytes), memory.destage.get(disk)
+        rate, last = destage_rate(share, drains, cache.dirty_bytes), memory.destage.get(disk)
         # With two filesystems on one bcache, the smaller rate applies.
-        rate = min(rate, found.get(disk, rate))
-        found[disk] = last if last is not None and near(rate, last) else rate
-    return found
+        rate = min(rate, rates.get(disk, rate))
+        rates[disk] = last if last is not None and near(rate, last) else rate
+    return rates

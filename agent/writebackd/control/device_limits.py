@@ -66,7 +66,7 @@ def plan_device_limits(
         if sample.time_s - since <= AGAIN_S
     }
     if policy.levers.per_device:
-        size = sum([each.dirtied_bytes for each in sample.tasks if each.device is None])
+        size = sum([task.dirtied_bytes for task in sample.tasks if task.device is None])
         if size >= FLOOD_RATE * sample.dt_s:
             memory = replace(memory, others_s=sample.time_s)
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
@@ -96,15 +96,15 @@ def plan_device_limits(
 
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
     """Ceilings that the policy sets for single devices, bytes, by name."""
-    found: Dict[str, int] = {}
+    ceilings: Dict[str, int] = {}
     if not policy.devices.settings:
-        return found
+        return ceilings
     for seen in sample.devices:
         device = seen.device
         own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
-        if own is not None and seen.excluded is None and len(found) < MOST_OWN:
-            found[device.name] = own
-    return found
+        if own is not None and seen.excluded is None and len(ceilings) < MOST_OWN:
+            ceilings[device.name] = own
+    return ceilings
 
 
 def _caps(

@@ -73,27 +73,27 @@ def explain(decision: DeviceDecision, estimate: Optional[Estimate]) -> Tuple[str
 
 def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
     """How the law interprets the observations."""
-    found = []
+    lines = []
     if estimate.flooded:
         throttled = "the limit throttles its writers" if estimate.held_back else "not throttled"
-        found.append(f"flood, {throttled}")
+        lines.append(f"flood, {throttled}")
     elif estimate.background_rate > FLOOD_RATE:
-        found.append("no flood: writeback keeps up")
+        lines.append("no flood: writeback keeps up")
     else:
-        found.append("no flood")
+        lines.append("no flood")
     cache = estimate.cache_bytes
     if estimate.flooded and estimate.full:
-        found.append("write cache full or absent: fsync waits for the media")
+        lines.append("write cache full or absent: fsync waits for the media")
     elif estimate.flooded and estimate.demand:
         of = f" (about {formats.size(cache)})" if cache else ""
-        found.append(f"write cache{of} has room: few syncs wait")
+        lines.append(f"write cache{of} has room: few syncs wait")
     if estimate.demand_known and not estimate.demand:
-        found.append("no sync demand")
+        lines.append("no sync demand")
     else:
         judgement = reasons.judged(estimate, basis)
         if judgement is not None:
-            found.append(f"objective {'met' if judgement.met else 'missed'}: {judgement.text}")
-    return tuple(found)
+            lines.append(f"objective {'met' if judgement.met else 'missed'}: {judgement.text}")
+    return tuple(lines)
 
 
 def _describe(estimate: Estimate) -> Tuple[str, ...]:

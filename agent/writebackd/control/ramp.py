@@ -57,7 +57,7 @@ def slowest(estimates: Iterable[Estimate]) -> float:
     Bounded by what the device wrote in this tick, since R may be out of date.
     """
     return min(
-        [min(each.drain_rate or 0.0, each.rate) for each in estimates if each.flooded],
+        [min(e.drain_rate or 0.0, e.rate) for e in estimates if e.flooded],
         default=0.0,
     )
 

@@ -64,8 +64,8 @@ def raise_limit(
     if sample.time_s - result.others_s <= WAVE_S:
         return RaisedLimit(result, f"{now}; {reasons.not_raised(others)}")
     # Together they may dirty what the law asks for.
-    each = max(GRAIN_BYTES, goal // len(cgroups))
-    limit = min(needed(each, least, sample), _most(policy, memory, sample, wants))
+    share = max(GRAIN_BYTES, goal // len(cgroups))
+    limit = min(needed(share, least, sample), _most(policy, memory, sample, wants))
     if limit <= goal:
         return RaisedLimit(result, now)
     raised = reasons.raised(limit, share_of(limit, least, sample))

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Estimates a device's drain rate, whether it is flooded, cache fill and the cost of a sync.
 
-A write cache completes writes at link speed until it is full, so the highest rate seen is not what
-the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
-wait for the media once it has none.  So R is the flusher's rate under a full cache, also where the
-limit is the one as found; and no less than what comes between two moments at which it is full.  No
-limit of ours lowers it: only a rate under a limit that lets in more than that counts against it;
-under a pace, a rate below the pace.
+A write cache completes writes at link speed until it is full, so the highest rate seen is not the
+rate of the media.  Sync latency shows whether the cache is full: 0.1 ms while it has room, media
+time once it has none.  So R is the flusher's rate with a full cache, also under the original limit,
+and at least the rate between two moments at which the cache was full.  A low rate lowers R only if
+the limit admits more than that rate, or, under a pace, if the rate is below the pace.
 
-What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
-takes media time of its own.  Seconds of R lost for each sync are the price of one.  Under a pace
-the cache is filled by syncs alone, so what they cost while it has room is due when it is full: all
-that the flood leaves of R is theirs, until more of it is given to the flood and nothing fills up.
+The difference between R and the rate of a full cache is the cost of syncs: each block that they
+leave in the cache takes media time of its own.  The price of a sync is the seconds of R lost per
+sync.  Under a pace only syncs fill the cache, so their cost is charged when the cache is full: they
+get all that the flood leaves of R, until the flood gets more and the cache no longer fills.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Writes:
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
     queued: bool  # flooded, and the flusher's requests wait at the device: it sets their speed
-    telling: bool  # flooded, and the device or the limit held it: its rate tells of them
+    telling: bool  # flooded, and device or limit set its speed: the rate measures them
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -70,7 +69,7 @@ def small_writes(sample: DeviceSample) -> List[Histogram]:
 
 
 def written_by(group: Sequence[DeviceSample]) -> int:
-    """Bytes in this tick, of devices on the same disks: a disk's own has that of its volumes."""
+    """Bytes written in this tick by devices on the same disks; a disk includes its volumes."""
     leaves = sum([s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos])
     volumes = sum([s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos])
     return max(leaves, volumes)
@@ -84,14 +83,14 @@ def measure_writes(
     most_held_s: float,
     dt_s: float,
 ) -> Writes:
-    """What was written in this tick, and whether it was a flood.
+    """What the device wrote in this tick, and whether that is a flood.
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an array with two
     logical volumes drains for both.  A flood is background writing above FLOOD_RATE with more to
     come: pages wait (dirty and under writeback, at least a quarter of the background limit), the
-    flusher has QUEUED_BYTES in flight at each disk, or writers slept `throttled_s` for the limit,
-    all together; `most_held_s` is the longest sleep of one.  A small limit is often found empty by
-    a look once a second, so the sleep tells it better.
+    flusher has QUEUED_BYTES in flight at each disk, or writers slept `throttled_s` for the limit
+    in total; `most_held_s` is the longest sleep of one.  Below a small limit often no pages wait
+    when sampled once a second, so the sleep is the better sign.
     """
     rate = group_bytes / dt_s
     background, deep = rate, False
@@ -127,10 +126,10 @@ def measure_writes(
 
 
 def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional[float]:
-    """Share of the syncs' time that slow ones took; None where no sync ended or waits for long.
+    """Share of the syncs' time spent in slow ones; None if no sync ended or waits for long.
 
-    `queued_s` is what the limit takes at the flood's rate: with room in the cache a sync waits for
-    its part of that, on the link.
+    `queued_s` is the time to drain the limit at the flood's rate: while the cache has room, a sync
+    waits for a part of that on the link.
     """
     least = max(SLOW_MULTIPLE * unloaded_s, UNLOADED_S, min(LINK_SHARE * queued_s, LINK_MOST_S))
     total = sync.latency.total_s()
@@ -140,7 +139,7 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
 
 
 class Tells(Enum):
-    """What the rate of a tick tells of R; see the module."""
+    """What the rate of a tick says about R; see the module."""
 
     NOTHING = "the flood writes less than both the limit and the device allow"
     MEDIA = "all that the media take, less what syncs cost: R rises or falls"
@@ -151,7 +150,7 @@ class Tells(Enum):
 def what_it_tells(
     writes: Writes, d: Drain, limit_bytes: float, pace: Optional[float]
 ) -> Tells:
-    """Which of the cases a tick is; `limit_bytes` is the limit of ours in force."""
+    """Which case the tick is; `limit_bytes` is the part of our limit in force."""
     if not d.full_s:
         return Tells.ROOM
     if not writes.held_back:
@@ -165,11 +164,11 @@ def update_drain(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float,
     pace: Optional[float] = None, no_room: bool = False,
 ) -> DeviceMemory:
-    """The memory with this tick in it: of a flood beside syncs, else only what time does.
+    """Add this tick to the memory; without a flood beside syncs only time passes.
 
-    `limit_bytes` is its part of the limit in force; `pace` is what io.max lets in of the flood:
-    then no limit tells of it. `no_room`: the cache itself says that it is full. One that says that
-    it has room proves nothing: dm-cache sends most of a flood past it.
+    `limit_bytes` is its part of the limit in force; `pace` is the rate that io.max allows the
+    flood. `no_room`: the cache reports that it is full. A report that it has room proves nothing:
+    dm-cache lets most of a flood bypass it.
     """
     d, r = memory.drain, memory.drain_rate
     memory = counted(memory, writes.rate, writes.flooded, dt_s)
@@ -208,7 +207,7 @@ def _looked(
     writes: Writes, sync: SyncSample, memory: DeviceMemory, own: bool, unknown: bool,
     no_room: bool, dt_s: float,
 ) -> Drain:
-    """Smoothed rates, whether the cache is full and for how long, and the rates while it is."""
+    """Update smoothed rates, whether and for how long the cache is full, and its full rates."""
     d, rate, weight = memory.drain, writes.background_rate, min(1.0, dt_s / FOLLOW_S)
     queued_s = (memory.law.limit_bytes or 0.0) / max(rate, 1.0)
     share = slow_share(sync, memory.baseline_s or UNLOADED_S, queued_s)
@@ -216,7 +215,7 @@ def _looked(
     if share is not None:
         slow += (share - slow) * min(1.0, dt_s)
     full = no_room or slow > MARK
-    # Of ticks without a sync nobody knows: only those in which it was seen count.
+    # A tick without a sync shows nothing: only ticks that do count.
     seen_s = dt_s if share is not None or full != (d.full_s > 0) else 0.0
     full_s, room_s = (d.full_s + seen_s, 0.0) if full else (0.0, d.room_s + seen_s)
     # Few syncs return from a full cache under a limit as found: what queued before one did counts,
@@ -238,7 +237,7 @@ def _looked(
 
 
 def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, float]:
-    """What came from one moment of a full cache to the next has drained: R is no less than that."""
+    """R is at least the rate between two moments at which the cache was full."""
     if d.came is None:
         return (replace(d, came=(0.0, 0.0)) if d.full_s else d), r
     seconds, came = d.came[0] + dt_s, d.came[1] + rate * dt_s
@@ -251,7 +250,7 @@ def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, fl
 def _while_full(
     d: Drain, r: float, tells: Tells, rate: float, pace: Optional[float], dt_s: float
 ) -> Tuple[Drain, float]:
-    """The median of a full cache is R where it is higher, and where it stays below that."""
+    """Raise R to the median rate of a full cache, or lower it if the rate stays below R."""
     if not is_shown(d, dt_s):
         return d, r
     full_rate = d.full_rate
@@ -276,9 +275,9 @@ def _while_full(
 def _under_limit_as_found(
     memory: DeviceMemory, d: Drain, rate: float, limit_bytes: int, dt_s: float
 ) -> DeviceMemory:
-    """`memory` with `d`, and R under a limit as found, or on the way down from there.
+    """`memory` with `d`, and R under the original limit or on the way down from it.
 
-    Such a limit holds no flood: it is at least as large as the largest of a search for R.
+    Such a limit slows no flood: it is at least the largest limit of the search for R.
     """
     r, full_rate = memory.drain_rate, d.full_rate
     memory = replace(memory, drain=d)
@@ -291,7 +290,7 @@ def _under_limit_as_found(
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:
-    """Whether a full cache has lasted for long enough to show R."""
+    """Whether the cache has been full long enough to show R."""
     return len(d.full_ticks) >= _shown_ticks(dt_s)
 
 
@@ -300,20 +299,20 @@ def _shown_ticks(dt_s: float) -> int:
 
 
 def unpriced(d: Drain) -> Drain:
-    """What a sync costs is learned from nothing, with the weight of half a window.
+    """Start to learn the cost of a sync anew, with the weight of half a window.
 
-    Without that weight the first sweep would be taken for the price of the few syncs before it.
+    Without that weight the first sweep would be charged to the few syncs before it.
     """
     return replace(d, lost_s=0.0, syncs=d.sync_rate * PRICE_S / 2)
 
 
 def shown(memory: DeviceMemory) -> DeviceMemory:
-    """R as a full cache has shown it; its first seconds may have been filling."""
+    """Set R from a full cache; in its first seconds the cache may still have been filling."""
     d = memory.drain
     memory = replace(memory, drain=unpriced(d))
     return with_drain_rate(memory, min(d.rate, d.full_rate))
 
 
 def lets_in(d: Drain, limit_bytes: float) -> bool:
-    """Whether the limit lets in more than a full cache took of late: the rate shows R."""
+    """Whether the limit admits more than a full cache took lately, so that the rate shows R."""
     return 0.0 < FELL * LETS_IN_S * d.full_rate <= limit_bytes

@@ -19,7 +19,7 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, Sample
 
 _NO_SLEEP = (0.0, 0.0)
-_NO_SYNCS = (0, 0.0, None, None)  # in place of Histogram.told() if syncs are not visible
+_NO_SYNCS = (0, 0.0, None, None)  # in place of Histogram.summary() if syncs are not visible
 
 
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
@@ -97,7 +97,7 @@ def _total_rate(
     if not groups:
         return sum([rate for *_, rate in rows])
     rates = {seen.device.name: rate for seen, _, _, rate in rows}
-    shared = {frozenset([each.device.name for each in group]) for group in groups.values()}
+    shared = {frozenset([device.device.name for device in group]) for group in groups.values()}
     return sum([rate for name, rate in rates.items() if name not in groups]) + sum(
         [max([rates[name] for name in members]) for members in shared]
     )
@@ -125,7 +125,7 @@ def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
-            members.update({each.device.name: each for each in by_leaf[leaf]})
+            members.update({member.device.name: member for member in by_leaf[leaf]})
         if len(members) > 1:
             groups[seen.device.name] = tuple(members.values())
     return groups
@@ -158,7 +158,7 @@ def _estimate_device(
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
-    # If fsync is not visible, assume that any flood delays somebody's sync.
+    # If fsync is not visible, assume that any flood delays a sync.
     pressing = writes.telling or (
         flooded
         and (seen.sync is None or (goes_on and seen.busy_share >= BUSY_SHARE / 2))
@@ -178,12 +178,12 @@ def _estimate_device(
         unwaited,
     )
     sync = seen.sync
-    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
+    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.summary()
     commits_s, commit_p50_s, commit_p99_s, write_share = total_s, p50_s, p99_s, None
     if total_s and sync is not None and sync.commits is not None:
         write_share = 0.0
         if sync.throttled_s:  # else they are the same latencies
-            _, commits_s, commit_p50_s, commit_p99_s = sync.commits.told()
+            _, commits_s, commit_p50_s, commit_p99_s = sync.commits.summary()
             write_share = min(1.0, sync.throttled_s / commits_s)
     drain_rate = memory.drain_rate
     if pressing and not demand and now_s - began >= CACHE_S:

@@ -81,7 +81,7 @@ def hung_devices(sample: Sample) -> Tuple[str, ...]:
         if seen.inflight and not (seen.writes or seen.write_bytes or seen.read_bytes or seen.others)
         # A volume has the classes of its disks, which may also serve other volumes.
         and not (seen.classes and seen.device.devno in seen.device.leaf_devnos
-                 and any(each.count for each in seen.classes.values()))
+                 and any(requests.count for requests in seen.classes.values()))
     ])
 
 
@@ -98,7 +98,7 @@ def _starved(sample: Sample, hang: Tuple[str, ...]) -> bool:
 def _busy(seen: DeviceSample, dt_s: float) -> bool:
     """Whether writeback keeps the device busy for most of the tick; any IO without class probe."""
     classes = seen.classes or {}
-    if not any(each.latency.counts for each in classes.values()):
+    if not any(requests.latency.counts for requests in classes.values()):
         return seen.busy_share >= BUSY_SHARE
     background = classes.get(IoClass.BACKGROUND_WRITE)
     return background is not None and background.latency.total_s() >= BUSY_SHARE * dt_s

@@ -22,8 +22,8 @@ FACTS = tuple(each.name for each in fields(Learned))
 
 def facts_of(learned: Learned) -> Dict[str, Fact]:
     """The facts that are known, by name."""
-    found = {name: getattr(learned, name) for name in FACTS}
-    return {name: fact for name, fact in found.items() if fact is not None}
+    facts = {name: getattr(learned, name) for name in FACTS}
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def learn(memory: DeviceMemory, before: Learned, wall_s: float) -> Learned:

@@ -18,12 +18,12 @@ from writebackd.types.samples import CgroupMemory, Sample
 
 def paces(memory: Memory) -> Dict[str, float]:
     """For each device with a paced flood, the sum of its `io.max` rates, bytes per second."""
-    found: Dict[str, float] = {}
+    rates: Dict[str, float] = {}
     for paced in memory.paces.values():
         if paced.rate is not None and paced.in_force_s is not None:
             for name in paced.names:
-                found[name] = found.get(name, 0.0) + paced.rate
-    return found
+                rates[name] = rates.get(name, 0.0) + paced.rate
+    return rates
 
 
 def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
@@ -45,7 +45,7 @@ def limited(sample: Sample) -> Dict[str, CgroupMemory]:
     """The cgroups with a memory limit that are or were throttled by a dirty limit, by path."""
     if not sample.vm.dirtyable_bytes:
         return {}
-    return {each.memory.path: each.memory for each in sample.cgroups if each.memory is not None}
+    return {c.memory.path: c.memory for c in sample.cgroups if c.memory is not None}
 
 
 def shared_limit(memory: Memory, sample: Sample) -> int:

@@ -26,7 +26,7 @@ from writebackd.types.samples import DeviceSample, Sample, SyncSample
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
 LastDemand = Optional[Tuple[float, float, int, bool]]  # DeviceMemory.last_demand
-# System services that sync now and then and whose syncs nobody waits for.  By unit: any process can
+# System services that sync occasionally, without a program waiting.  By unit: any process can
 # take another's name.
 UNWAITED = frozenset((
     "systemd-journald.service", "systemd-timesyncd.service", "chrony.service", "chronyd.service",
@@ -91,12 +91,12 @@ def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
 
 def unwaited_syncs(sample: Sample) -> Dict[str, int]:
     """Syncs of this tick, by device, of services that write for themselves alone."""
-    found: Dict[str, int] = {}
-    for each in sample.cgroups:
-        if each.syncs and each.device is not None and each.path is not None:
-            if each.path.rpartition("/")[2] in UNWAITED:
-                found[each.device] = found.get(each.device, 0) + each.syncs
-    return found
+    syncs: Dict[str, int] = {}
+    for cgroup in sample.cgroups:
+        if cgroup.syncs and cgroup.device is not None and cgroup.path is not None:
+            if cgroup.path.rpartition("/")[2] in UNWAITED:
+                syncs[cgroup.device] = syncs.get(cgroup.device, 0) + cgroup.syncs
+    return syncs
 
 
 def update_baseline(

@@ -40,18 +40,18 @@ class TrueFill:
 
 def true_fills(sample: Sample) -> Dict[str, TrueFill]:
     """Fresh readings by device; of several caches behind one device the fullest."""
-    found: Dict[str, TrueFill] = {}
-    for each in sample.backings:
-        if each.read_s is None or sample.time_s - each.read_s > FILL_FRESH_S:
+    fills: Dict[str, TrueFill] = {}
+    for backing in sample.backings:
+        if backing.read_s is None or sample.time_s - backing.read_s > FILL_FRESH_S:
             continue
-        if each.mode is not CacheMode.WRITE_BACK or each.dirty_bytes is None:
+        if backing.mode is not CacheMode.WRITE_BACK or backing.dirty_bytes is None:
             continue
-        if each.capacity_bytes:
-            fill = TrueFill(each.dirty_bytes, each.capacity_bytes, each.source)
-            known = found.get(each.device)
+        if backing.capacity_bytes:
+            fill = TrueFill(backing.dirty_bytes, backing.capacity_bytes, backing.source)
+            known = fills.get(backing.device)
             if known is None or fill.share > known.share:
-                found[each.device] = fill
-    return found
+                fills[backing.device] = fill
+    return fills
 
 
 def with_true_fill(memory: DeviceMemory, fill: TrueFill) -> DeviceMemory:

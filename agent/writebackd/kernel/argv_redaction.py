@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A process's command line as one printable line, with obvious secrets masked.
 
-What is made of it lasts longer than /proc/PID/cmdline, and goes by mail. Only what says itself that
-it is a secret can be known: a password without a word for it is told.
+The line is kept longer than /proc/PID/cmdline, and sent by mail. Only labelled secrets can be
+recognised: a password without a word for it is shown.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _CONTINUED = re.compile(r"\\\r?\n(?:[ \t]*[#;][^\n]*\n)*")
 
 
 def redacted(raw: str) -> str:
-    """A command line whose words are parted by NUL."""
+    """A command line whose words are separated by NUL, without secrets."""
     said: List[str] = []
     flag = before = ""
     special = _special(raw)
@@ -102,7 +102,7 @@ def redacted(raw: str) -> str:
 
 
 def _flag(word: str, place: int) -> str:
-    """What a password follows, where the word is a program that has one; not of a mere path."""
+    """The option before a password, if the word is a program that has one; not for a mere path."""
     directory, _, name = word.rpartition("/")
     program = _PROGRAM.fullmatch(name)
     if program is None or (place and directory and not directory.endswith("bin")):
@@ -111,7 +111,7 @@ def _flag(word: str, place: int) -> str:
 
 
 def _special(text: str) -> Tuple[Pattern[str], ...]:
-    """Patterns that are only right where these programs are named."""
+    """Patterns that apply only if these programs are named."""
     named = ((_MYSQL, _P), (_CURL, _CURL_WITHIN))
     return tuple(pattern for program, pattern in named if program.search(text))
 
@@ -122,17 +122,17 @@ def _masked(word: str, special: Tuple[Pattern[str], ...]) -> str:
 
 
 def redacted_text(text: str) -> str:
-    """Lines of a log or of a file, without what is obviously a secret."""
+    """Lines of a log or a file, without obvious secrets."""
     return "\n".join(_without(line, _special(line)) for line in text.split("\n"))
 
 
 def joined(text: str) -> str:
-    """The text with continued lines made one, so that a name and its value are on the same."""
+    """The text with continuation lines joined, so that a name and its value are on one line."""
     return _CONTINUED.sub(" ", text)
 
 
 def is_secret(name: str) -> bool:
-    """Whether a value of that name is one."""
+    """Whether a value of that name is a secret."""
     return _SECRET.search(name) is not None
 
 

@@ -3,8 +3,8 @@
 
     python3 -I bcc_child.py FLAG... < SOURCE > PROGRAMS
 
-PROGRAMS is a JSON object of instructions, in base64, by the program's name.  Needs bcc's Python
-module, of the system's Python, and nothing of this package.
+PROGRAMS is a JSON object of instructions in base64, by program name.  Needs bcc's module for the
+system's Python, and nothing from this package.
 """
 
 import base64
@@ -19,7 +19,7 @@ FIELDS = (("HAS_DISKSEQ",), ("HAS_DISKSEQ", "HAS_RQ_DISK"), ("HAS_RQ_DISK",))
 
 
 def compile_source(bcc: Any, source: str, flags: List[str]) -> Any:
-    """A module for the first set of fields with which the source compiles."""
+    """The module for the first set of fields with which the source compiles."""
     for fields in FIELDS:
         try:
             return bcc.BPF(text=source, cflags=[*flags, *(f"-D{each}" for each in fields)])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The probe's object on a kernel without BTF: its maps, with programs that bcc compiled.
 
-libbpf makes the maps; it needs no BTF of the kernel's as long as it has no program to load.
-Tracepoints are watched raw, functions by kprobes; fentry does not exist without BTF.
+libbpf creates the maps; it needs no kernel BTF as long as it loads no program.  Tracepoints are
+attached raw, functions by kprobes; fentry does not exist without BTF.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOG_SIZE = 1 << 20
 
 
 class _LoadOptions(C.Structure):
-    """struct bpf_prog_load_opts (libbpf's bpf.h), of which the log is used."""
+    """struct bpf_prog_load_opts (libbpf's bpf.h); only the log is used."""
 
     _fields_ = [
         ("size", C.c_size_t),
@@ -61,7 +61,7 @@ assert _LoadOptions.log_buf.offset == 96
 
 
 def with_maps(code: bytes, fds: Sequence[int]) -> bytes:
-    """Compiled instructions, with the file descriptors of maps for their numbers."""
+    """Compiled instructions, with map numbers replaced by file descriptors."""
     patched = bytearray(code)
     at = 0
     while at < len(patched):
@@ -73,12 +73,12 @@ def with_maps(code: bytes, fds: Sequence[int]) -> bytes:
 
 
 class BccObject(Object):
-    """As libbpf's, of other programs."""
+    """The same interface as libbpf.Object, for programs compiled by bcc."""
 
     TRACEPOINT = "raw_tp"
 
     def __init__(self, image: bytes, btf: str, compiled: Mapping[str, bytes]) -> None:
-        """`btf` is a file that has the object's own types, with which it relocates nothing."""
+        """`btf` is a file with the object's own types, which need no relocation."""
         super().__init__(image, btf)
         self._compiled = compiled
         self._selected: List[str] = []
@@ -148,7 +148,7 @@ class BccObject(Object):
 
 
 def _attach_kprobe(program: int, function: str, is_return: bool) -> int:
-    """The event that runs the program when a kernel function begins, or returns."""
+    """The perf event that runs the program at a kernel function's entry or return."""
     event_type = int((_KPROBES / "type").read_text())
     name = C.create_string_buffer(function.encode())
     attributes = _PERF_EVENT.pack(
@@ -157,8 +157,8 @@ def _attach_kprobe(program: int, function: str, is_return: bool) -> int:
     libc = C.CDLL(None, use_errno=True)
     number = C.c_long(_PERF_EVENT_OPEN[os.uname().machine])
     # Any process on one CPU: a kprobe is hit on all of them all the same.
-    found = (attributes, C.c_int(-1), C.c_int(0), C.c_int(-1), C.c_ulong(_CLOEXEC))
-    event = check(libc.syscall(number, *found), f"a kprobe on {function}")
+    arguments = (attributes, C.c_int(-1), C.c_int(0), C.c_int(-1), C.c_ulong(_CLOEXEC))
+    event = check(libc.syscall(number, *arguments), f"a kprobe on {function}")
     try:
         fcntl.ioctl(event, _IOC_SET_BPF, program)
         fcntl.ioctl(event, _IOC_ENABLE, 0)

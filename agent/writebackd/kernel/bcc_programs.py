@@ -45,7 +45,7 @@ def missing() -> List[str]:
 
 
 def programs(source: str, maps: Sequence[str], cache_dir: Path = CACHE_DIR) -> Dict[str, bytes]:
-    """Instructions by program; `maps` are named in the order of their numbers.
+    """Instructions by program; `maps` are in the order of their numbers.
 
     Taken from the cache, or compiled.  Raises OSError that says what to do.
     """
@@ -54,11 +54,11 @@ def programs(source: str, maps: Sequence[str], cache_dir: Path = CACHE_DIR) -> D
     made_from = "\0".join([kernel.version, *flags, source])
     key = hashlib.sha256(made_from.encode()).hexdigest()
     cache = cache_dir / f"bcc-{kernel.release}.json"
-    found = _cached(cache, key)
-    if found is None:
-        found = _compile(source, flags)
-        _keep(cache, key, found)
-    return {name: base64.b64decode(code) for name, code in found.items()}
+    compiled = _cached(cache, key)
+    if compiled is None:
+        compiled = _compile(source, flags)
+        _keep(cache, key, compiled)
+    return {name: base64.b64decode(code) for name, code in compiled.items()}
 
 
 def _identifier(map_name: str) -> str:
@@ -67,7 +67,7 @@ def _identifier(map_name: str) -> str:
 
 
 def _cached(cache: Path, key: str) -> Optional[Dict[str, str]]:
-    """None where there is nothing to take: not these sources, or not root's file."""
+    """None if there is no usable cache: other sources, or not root's file."""
     try:
         if others_may_change(cache):
             return None
@@ -78,7 +78,7 @@ def _cached(cache: Path, key: str) -> Optional[Dict[str, str]]:
 
 
 def _keep(cache: Path, key: str, compiled: Dict[str, str]) -> None:
-    """A cache that cannot be written costs seconds at the next start, no more."""
+    """Write the cache; a failure only costs seconds at the next start."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         fresh = cache.with_suffix(".new")
@@ -117,7 +117,7 @@ def _compile(source: str, flags: Sequence[str]) -> Dict[str, str]:
 
 
 def _hidden(directory: Path) -> bool:
-    """Whether the unit's sandbox hides it: systemd mounts a directory over it that has no mode."""
+    """Whether the unit's sandbox hides it: systemd mounts a directory without mode bits over it."""
     try:
         return not directory.stat().st_mode & 0o777
     except OSError:
@@ -125,6 +125,6 @@ def _hidden(directory: Path) -> bool:
 
 
 def _reason(errors: str) -> str:
-    """The compiler's first error, or else the last line."""
+    """The compiler's first error, else its last line."""
     lines = errors.strip().splitlines() or ["no message"]
     return next((line for line in lines if "error: " in line), lines[-1])

@@ -2,10 +2,10 @@
 """Dirty limits of one BDI: /sys/class/bdi/X, since Linux 6.2.
 
 The kernel keeps both as a fraction of the global threshold, in millionths
-(BDI_RATIO_SCALE): max_bytes becomes one at the moment of the write, and drifts
-with every change of the global limit; read back it is a page or two off (seen
-on 6.18: 4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that fraction
-itself and read back what was written: the exact way back to what was there.
+(BDI_RATIO_SCALE): max_bytes is converted when it is written, and changes with
+every change of the global limit; it reads back a page or two off (on 6.18:
+4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that fraction itself
+and read back what was written, so they restore the original exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES: Dict[str, str] = {
 # threshold follows the memory of the moment, and would ask for a write a tick.
 TOLERANCE = 1 / 64
 
-# The self-test's: a share of 1 % and a cap of almost all hold nobody back.
+# For the self-test: a share of 1 % and a cap of almost all throttle no writer.
 TEST_MIN = 10_000
 TEST_MAX = 999_999
 MISSING = "this kernel has no limits in bytes per device; Linux 6.8 and later have"
@@ -37,45 +37,45 @@ def directory(bdi: str) -> str:
 
 
 def path(bdi: str, name: str) -> str:
-    """The file behind the lever `name`. Raises KeyError for a name that is none."""
+    """The file for the lever `name`. Raises KeyError for an unknown name."""
     return f"{directory(bdi)}/{FILES[name]}"
 
 
 def fraction(value_bytes: int, threshold_bytes: int) -> int:
     """`value_bytes` in millionths of the global threshold, rounded up.
 
-    More than the threshold is all of it: such a cap would not bite either.
+    A value above the threshold is the whole of it: such a cap has no effect.
     """
     return min(WHOLE, -(-value_bytes * WHOLE // max(1, threshold_bytes)))
 
 
 def text_for(name: str, value: int, threshold_bytes: int) -> str:
-    """What to write for `value` bytes (0 or 1 for strict_limit)."""
+    """The text to write for `value` bytes (0 or 1 for strict_limit)."""
     return str(value if name == "strict_limit" else fraction(value, threshold_bytes))
 
 
 def holds(name: str, text: str, value: int, threshold_bytes: int) -> bool:
-    """Whether `text` in the file means `value` under today's global threshold."""
+    """Whether `text` in the file means `value` under the current global threshold."""
     wanted = int(text_for(name, value, threshold_bytes))
     slack = 0.0 if name == "strict_limit" else max(1.0, TOLERANCE * wanted)
     return text.isdigit() and abs(int(text) - wanted) <= slack
 
 
 def value_of(name: str, text: str, threshold_bytes: int) -> int:
-    """What `text` in the file comes to: bytes, of strict_limit 0 or 1. Raises ValueError."""
+    """The value of `text` in the file: bytes, or strict_limit 0 or 1. Raises ValueError."""
     return int(text) if name == "strict_limit" else int(text) * threshold_bytes // WHOLE
 
 
 def describe(name: str, text: str) -> str:
-    """The file's content in words: a fraction is told from bytes by its file's name."""
+    """The file's content for display: the file's name tells a fraction from bytes."""
     return text if name == "strict_limit" else f"{FILES[name]}={text}"
 
 
 def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str]:
-    """The names of `wanted` in an order in which the kernel takes every step.
+    """The names of `wanted` in an order in which the kernel accepts every step.
 
-    It refuses a minimum above the maximum.  The strict limit goes off first and
-    on last: alone it would hold a quiet device to 1 % of the threshold.
+    It refuses a minimum above the maximum.  The strict limit is cleared first and
+    set last: alone it would limit a quiet device to 1 % of the threshold.
     """
     limits = ["max_bytes", "min_bytes"]
     if "max_bytes" in wanted and int(wanted["max_bytes"]) < int(current.get("min_bytes", "0")):
@@ -86,22 +86,22 @@ def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str
 
 
 def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
-    """Why the levers of `bdi` are not to be used on this kernel; None when they are.
+    """Why the levers of `bdi` cannot be used on this kernel; None if they can.
 
-    Writes a minimum and a maximum that hold nobody back, checks what the kernel makes
-    of them, and restores what was there, within a millisecond.  Kernels from 6.2 to 6.7
-    take the minimum in another unit.  The strict limit is not tried: without limits
-    that fit it could hold a writer back.
+    Writes a minimum and a maximum that throttle no writer, checks how the kernel
+    interprets them, and restores the originals, within a millisecond.  Kernels from 6.2
+    to 6.7 take the minimum in another unit.  The strict limit is not tested: without
+    matching limits it could throttle a writer.
     """
     try:
-        found = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
+        current = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
     except FileNotFoundError:
         return MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if found != _UNTOUCHED:
+    if current != _UNTOUCHED:
         # FUSE is born with 1 % and strict; an admin's wish is not ours to weigh.
-        own = ", ".join(f"{name}={text}" for name, text in found.items())
+        own = ", ".join(f"{name}={text}" for name, text in current.items())
         return f"it has limits of its own: {own}"
     try:
         problem = _try_out(files, bdi, threshold_bytes)
@@ -126,7 +126,7 @@ def _try_out(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str
 
 
 def _threshold_problem(files: KernelFiles, bdi: str) -> Optional[str]:
-    """The minimum must show in the threshold that writers are held to, and not too much."""
+    """The minimum must raise the threshold that throttles writers, but not too much."""
     text = files.try_read(f"/sys/kernel/debug/bdi/{bdi}/stats") or ""
     kilobytes = dict(re.findall(r"^(\w+): *(\d+) kB", text, re.MULTILINE))
     if not {"BdiDirtyThresh", "DirtyThresh"} <= kilobytes.keys():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Finds what sets levers of ours at boot or by udev, in files of the root disk."""
+"""Finds settings of our levers at boot or by udev, in files of the root disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BootSetting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it means for writebackd."""
+        """The consequence for writebackd."""
         at = f"({self.place})"
         if self.setting is None:
             return f"udev runs {self.value} {at}, which cannot be read: it may set limits of disks"
@@ -76,10 +76,10 @@ class BootSetting(NamedTuple):
 
 
 def boot_settings(files: KernelFiles) -> List[BootSetting]:
-    """All of them; of the dirty limits those that are in force in the end."""
+    """All settings; for the dirty limits only those that win."""
     first, last = list(_command_line(files)), list(_rc_local(files))
     sysctl, unread = _sysctl(files)
-    # systemd does not order sysctl.d and tmpfiles.d: both are told.
+    # systemd does not order sysctl.d and tmpfiles.d: both are reported.
     tmpfiles = in_force([*_tmpfiles(files), *last])
     tmpfiles = [each for each in tmpfiles if each not in last]
     return [
@@ -88,7 +88,7 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
 
 
 def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
-    """Those that are in force in the end: bytes and ratio are one setting, the last one counts."""
+    """The settings that win: bytes and ratio are one setting, the last one counts."""
     chosen: Dict[str, BootSetting] = {}
     for line in lines:
         setting = line.setting or ""
@@ -103,7 +103,7 @@ def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
 
 
 def is_accepted(setting: str, value: str, before: Optional[str] = None) -> bool:
-    """Whether the kernel takes a value, as far as can be told; `before`: the form in force."""
+    """Whether the kernel accepts a value, as far as known; `before`: the form in force."""
     if not setting.startswith("vm.") or re.search("[$%<>`]", value):
         return True
     number = int(value) if re.fullmatch("[0-9]{1,18}", value) else -1
@@ -122,43 +122,43 @@ def _command_line(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]":
-    """What is read at boot, and what only procps reads."""
-    seen, found = set(), []  # type: set[object], List[BootSetting]
+    """Settings that are read at boot, and those that only procps reads."""
+    seen, settings = set(), []  # type: set[object], List[BootSetting]
     systemd = files.path(_SYSTEMD).is_dir()
     for path in _chosen(files, "sysctl.d", ".conf"):
         seen.add(files.path(path).resolve())
-        found += _sysctl_lines(files, path, "sysctl.d")
+        settings += _sysctl_lines(files, path, "sysctl.d")
     if systemd:
         # systemd-sysctl(8) keeps the place of an earlier line that sets the same to the same.
         kept: Dict[Optional[str], BootSetting] = {}
-        for line in found:
+        for line in settings:
             if line.setting not in kept or kept[line.setting].value != line.value:
                 kept.pop(line.setting, None)
                 kept[line.setting] = line
-        found = list(kept.values())
+        settings = list(kept.values())
     # procps reads this one last; systemd-sysctl through a link in sysctl.d.
     if files.path(_SYSCTL_CONF).resolve() in seen:
-        return found, []
+        return settings, []
     commands = [_COMMENT.sub("", line) for path in _RC_LOCAL for _, line in _lines(files, path)]
     if systemd and not any(map(_LOADS.search, commands)):
-        return found, list(_sysctl_lines(files, _SYSCTL_CONF, "sysctl.conf"))
-    return [*found, *_sysctl_lines(files, _SYSCTL_CONF, "sysctl.d")], []
+        return settings, list(_sysctl_lines(files, _SYSCTL_CONF, "sysctl.conf"))
+    return [*settings, *_sysctl_lines(files, _SYSCTL_CONF, "sysctl.d")], []
 
 
 def _sysctl_lines(files: KernelFiles, path: str, source: str) -> Iterator[BootSetting]:
     for number, line in _lines(files, path):
-        found = _SYSCTL.match(line)
-        if found:
-            yield BootSetting(source, f"{path}:{number}", f"vm.{found['setting']}", found["value"])
+        match = _SYSCTL.match(line)
+        if match:
+            yield BootSetting(source, f"{path}:{number}", f"vm.{match['setting']}", match["value"])
 
 
 def _tmpfiles(files: KernelFiles) -> Iterator[BootSetting]:
     for path in _chosen(files, "tmpfiles.d", ".conf"):
         for number, line in _lines(files, path):
-            found = _TMPFILES.match(line)
-            setting = _setting(found["target"]) if found else None
-            if found and setting:
-                yield BootSetting("tmpfiles.d", f"{path}:{number}", setting, found["value"])
+            match = _TMPFILES.match(line)
+            setting = _setting(match["target"]) if match else None
+            if match and setting:
+                yield BootSetting("tmpfiles.d", f"{path}:{number}", setting, match["value"])
 
 
 def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
@@ -176,24 +176,24 @@ def _commands(files: KernelFiles, path: str, source: str) -> Iterator[BootSettin
 
 
 def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:
-    """What a line of shell sets, in the order in which it does."""
+    """The settings that a shell command makes, in their order."""
     line = _COMMENT.sub("", line)
-    found = [
+    settings = [
         (each.start(), _setting(each["target"]), each["value"]) for each in _ECHO.finditer(line)
     ]
     for command in _SYSCTL_COMMAND.finditer(line):
         for each in _ASSIGNED.finditer(line, command.start(), command.end()):
-            found.append((each.start(), f"vm.{each['setting']}", each["value"]))
-    for _, setting, value in sorted(found, key=lambda each: each[0]):
+            settings.append((each.start(), f"vm.{each['setting']}", each["value"]))
+    for _, setting, value in sorted(settings, key=lambda each: each[0]):
         if setting is not None:
             yield BootSetting(source, place, setting, value.strip("\\\"'"))
 
 
 def _setting(target: str) -> Optional[str]:
-    found = _TARGET.fullmatch(target.strip("\\\"'"))
-    if found is None:
+    match = _TARGET.fullmatch(target.strip("\\\"'"))
+    if match is None:
         return None
-    return f"vm.{found['setting']}" if found["setting"] else f"{found['kind']}/{found['lever']}"
+    return f"vm.{match['setting']}" if match["setting"] else f"{match['kind']}/{match['lever']}"
 
 
 def _udev(files: KernelFiles) -> Iterator[BootSetting]:
@@ -213,9 +213,9 @@ def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSettin
     for each in _UDEV.finditer(rule):
         key, name, value = each["key"], each["name"] or "", each["value"]
         if key == "SYSCTL":
-            found = re.fullmatch(rf"vm[./]{DIRTY}", name)
-            if found and is_accepted(f"vm.{found['setting']}", value):
-                yield BootSetting("udev", place, f"vm.{found['setting']}", value)
+            match = re.fullmatch(rf"vm[./]{DIRTY}", name)
+            if match and is_accepted(f"vm.{match['setting']}", value):
+                yield BootSetting("udev", place, f"vm.{match['setting']}", value)
         elif key == "ATTR":
             # The device is the disk, the BDI itself, or something else that has no such file.
             kind = "/bdi" if "bdi" in (_OF_DISKS.search(rule) or [""])[0] else ""
@@ -227,12 +227,12 @@ def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSettin
 
 
 def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[BootSetting]:
-    """What a program that a rule runs sets: a shell's line, or a script's."""
-    found = list(_command(value, "udev", place))
-    yield from found
+    """The settings made by a program that a rule runs: a shell command, or a script."""
+    settings = list(_command(value, "udev", place))
+    yield from settings
     for position, word in enumerate(re.findall(r"[^\s\"'\\]+", value)):
         is_path = re.match(r"/(?!proc/|sys/|dev/)", word)
-        if found or not (is_path or position == 0) or word.rpartition("/")[2] in _SHELLS:
+        if settings or not (is_path or position == 0) or word.rpartition("/")[2] in _SHELLS:
             continue
         script = word if is_path else f"/usr/lib/udev/{word}"
         text = _script(files, script)
@@ -245,7 +245,7 @@ def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[
 
 
 def _script(files: KernelFiles, path: str) -> Optional[str]:
-    """The beginning of a script; empty for a binary, None where it cannot be read."""
+    """The beginning of a script; empty for a binary, None if it cannot be read."""
     try:
         with files.path(path).open("rb") as file:
             data = file.read(_SCRIPT_BYTES)
@@ -255,7 +255,7 @@ def _script(files: KernelFiles, path: str) -> Optional[str]:
 
 
 def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:
-    """Paths in the order in which they are read: by file name over all directories."""
+    """Paths in the order in which they are read: by file name across all directories."""
     chosen: Dict[str, str] = {}
     for place in _PLACES:
         for name in files.listdir(f"{place}/{directory}"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Runs a program that may hang or print without end, and takes its output."""
+"""Runs a program that may hang or print without end, and returns its output."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DIES_S = 2.0
 def output_of(
     argv: Sequence[str], home: str, environment: Mapping[str, str], limit_s: float, most: int
 ) -> Tuple[int, bytes]:
-    """Exit code and output, of which a little more than `most` says that there is too much.
+    """Exit code and output; a little more than `most` means that there was too much.
 
-    It is killed with what it started when it is done, or over its time. Raises OSError,
+    The program and its children are killed when it is done, or over its time. Raises OSError,
     TimeoutError.
     """
     child = subprocess.Popen(
@@ -54,7 +54,7 @@ def _read(
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """It, and what it started; one that closed its output may still be about to end."""
+    """Kill the program and its children; one that closed its output may be about to end."""
     assert child.stdout is not None
     child.stdout.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

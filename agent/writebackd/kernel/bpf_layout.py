@@ -75,7 +75,7 @@ HISTOGRAM_BUDGET_BYTES = 11 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many devices have a slot, and over how many shards each is spread."""
+    """The number of devices with a slot, and of shards for each."""
 
     slots: int
     shards: int
@@ -87,7 +87,7 @@ class Sizes:
 
 
 def table_entries(cpus: int) -> int:
-    """Threads that dirty pages, and cgroups that sync, which can be told apart at once.
+    """The number of threads that dirty pages, and of cgroups that sync, tracked at once.
 
     256 for each possible CPU; at 7680 both tables have 2.0 MB, and the budget ends.
     """

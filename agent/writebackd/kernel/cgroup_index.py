@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Cgroup ids to paths, and the limits and statistics in a cgroup's files.
 
-The id of a cgroup is the inode number of its directory.  One of its processes tells its
-path: a search of thousands of cgroups takes a tenth of a second.
+The id of a cgroup is the inode number of its directory.  The path comes from one of its
+processes: a search of thousands of cgroups takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 # Levels of a path: those above are looked at as well, and any user may make 2000. A container in
 # a container has a dozen.
 MOST_LEVELS = 32
-# Bytes of a path; a container of Kubernetes has 220. One that is longer is not told: 32 names of
+# Bytes of a path; a container of Kubernetes has 220. Longer ones are not shown: 32 names of
 # 255 bytes are 8 KB, and as text, if a single character is beyond U+FFFF, 32 KB.
 MOST_PATH_BYTES = 512
 # Paths that are remembered, and how long the files of one that flooded are read.
@@ -47,10 +47,10 @@ class _Watched:
 
 
 class CgroupIndex:
-    """Paths and files of the cgroups below one v2 mount.  Nothing here raises."""
+    """Paths and files of the cgroups below one v2 mount.  No method raises."""
 
     def __init__(self, files: KernelFiles, mount: Optional[str]) -> None:
-        """`mount`: where cgroup v2 is mounted, None where it is not."""
+        """`mount`: where cgroup v2 is mounted, or None."""
         self._files = files
         self._mount = mount
         self._paths: "OrderedDict[int, bytes]" = OrderedDict()  # text has up to 4 bytes a letter
@@ -64,7 +64,7 @@ class CgroupIndex:
         self._systemd = is_booted(files)
 
     def path(self, cgroup_id: int, pid: int) -> Optional[str]:
-        """The path of a cgroup, which the process `pid` was in; None when it cannot be told."""
+        """The path of a cgroup that the process `pid` was in; None if unknown."""
         known = self._paths.get(cgroup_id)
         if known is not None:
             self._paths.move_to_end(cgroup_id)
@@ -79,7 +79,7 @@ class CgroupIndex:
         return path
 
     def of_process(self, pid: int) -> Optional[str]:
-        """The path of its cgroup; None where it is gone, in none, or the path is too long."""
+        """The path of its cgroup; None if it is gone, in none, or the path is too long."""
         path = path_of_process(self._files, str(pid))
         if path is None or len(path.encode("utf-8", "surrogateescape")) > MOST_PATH_BYTES:
             return None
@@ -115,7 +115,7 @@ class CgroupIndex:
         return None
 
     def id(self, path: str) -> Optional[int]:
-        """The id of the cgroup that has this path now; None when there is none."""
+        """The id of the cgroup that now has this path; None if there is none."""
         return self._files.inode(self._directory(path))
 
     def _directory(self, path: str) -> str:
@@ -127,7 +127,7 @@ class CgroupIndex:
         now_s: float,
         paced: Collection[str] = (),
     ) -> Dict[str, CgroupControl]:
-        """The files of the cgroups that are paced, that flood or did lately, by path.
+        """Control files of cgroups that are paced, or flood or did so lately, by path.
 
         `dirtied` is bytes per second by device and path.  One that is gone is left out.
         """
@@ -154,7 +154,7 @@ class CgroupIndex:
         return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
 
     def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
-        """The memory of cgroups whose writers sleep for a limit or did lately, by path.
+        """Memory of cgroups whose writers sleep for a limit, or did so lately, by path.
 
         `slept` is seconds by path.  Left out are those without a limit of memory, their own or
         one above.
@@ -171,8 +171,8 @@ class CgroupIndex:
             self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
         )
         self._slept = {path: self._slept[path] for path in latest[:MOST_PATHS]}
-        found = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
-        return {path: memory for path, memory in found.items() if memory is not None}
+        memories = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
+        return {path: memory for path, memory in memories.items() if memory is not None}
 
     def _read_memory(self, path: str) -> Optional[CgroupMemory]:
         limits: List[Tuple[int, int]] = []  # with what is left of each
@@ -201,7 +201,7 @@ class CgroupIndex:
         )
 
     def _number(self, name: str) -> Optional[int]:
-        """A file's number; None where there is none, or it says max."""
+        """The number in a file; None if there is none, or it says max."""
         text = self._files.try_read(name) or ""
         return int(text) if text.isdigit() else None
 
@@ -239,33 +239,33 @@ class CgroupIndex:
 
 
 def _bulk(rates: Mapping[str, float]) -> List[str]:
-    """Those that flood, until they make up the share BULK of what all dirty."""
-    found: List[str] = []
+    """The largest dirtiers, until they make up the share BULK of all dirtied bytes."""
+    paths: List[str] = []
     missing = BULK * sum(rates.values())
     floods = ((rate, path) for path, rate in rates.items() if rate >= FLOOD_RATE)
     for rate, path in sorted(floods, reverse=True):
         if missing <= 0:
             break
-        found.append(path)
+        paths.append(path)
         missing -= rate
-    return found
+    return paths
 
 
 def _upwards(path: str) -> List[str]:
-    """The path and all above it but the root."""
-    found = []
+    """The path and all its parents except the root."""
+    paths = []
     while path.strip("/"):
-        found.append(path)
+        paths.append(path)
         path = path.rpartition("/")[0]
-    return found
+    return paths
 
 
 def _lines(text: str) -> Tuple[Tuple[str, str], ...]:
-    found = (line.partition(" ") for line in text.split("\n"))
-    return tuple((number, rest) for number, _, rest in found if number)
+    parts = (line.partition(" ") for line in text.split("\n"))
+    return tuple((number, rest) for number, _, rest in parts if number)
 
 
 def _written(text: str) -> Dict[str, int]:
-    """Bytes written by devno, of an io.stat."""
-    found = re.findall(r"^(\S+) (?:.* )?wbytes=([0-9]{1,20})(?: |$)", text, re.MULTILINE)
-    return {number: int(size) for number, size in found}
+    """Bytes written by devno, from an io.stat."""
+    sizes = re.findall(r"^(\S+) (?:.* )?wbytes=([0-9]{1,20})(?: |$)", text, re.MULTILINE)
+    return {number: int(size) for number, size in sizes}

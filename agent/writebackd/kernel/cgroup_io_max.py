@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """io.max of a cgroup (wbps of one disk), set through systemd where it owns the cgroup.
 
-systemd overwrites io.max of its cgroups at its next reload, so there the value goes
-through the unit's runtime property.  That belongs to the unit, not to the cgroup: it
-is in force again when the unit is started anew, until it is taken back.  Nor does it
-go with the disk: the next one of that number would be held as well.
+systemd overwrites io.max of its cgroups at its next reload, so for those the value is
+set as the unit's runtime property.  That belongs to the unit, not to the cgroup: it
+applies again when the unit is restarted, until it is removed.  It also outlives the
+disk: the next disk with that number would be limited as well.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _POLL_S = 0.02
 
 
 def cgroup2_mount(files: KernelFiles) -> Optional[str]:
-    """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
-    found = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
-    return next(found, None)
+    """Where cgroup v2 is mounted, unified or next to v1; None if it is not."""
+    mounts = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
+    return next(mounts, None)
 
 
 def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...]:
-    """Hierarchy, controllers and path of each cgroup of a process; none where it is gone.
+    """Hierarchy, controllers and path of each cgroup of a process; empty if it is gone.
 
     A cgroup's name may have any byte in it but "/" and newline: users name those that are
     delegated to them, and what str.splitlines() takes for the end of a line is part of a name.
@@ -53,14 +53,14 @@ def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...
         lines = files.read_whole(f"/proc/{pid}/cgroup").split("\n")
     except OSError:
         return ()
-    found = (tuple(line.split(":", 2)) for line in lines)
-    return tuple((each[0], each[1], each[2]) for each in found if len(each) == 3)
+    parts = (tuple(line.split(":", 2)) for line in lines)
+    return tuple((each[0], each[1], each[2]) for each in parts if len(each) == 3)
 
 
 def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
-    """The path of its cgroup v2; None where it is gone or in none."""
-    found = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
-    return next(found, None)
+    """The path of its cgroup v2; None if it is gone or in none."""
+    paths = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
+    return next(paths, None)
 
 
 def directory(files: KernelFiles, cgroup: str) -> str:
@@ -76,7 +76,7 @@ def directory(files: KernelFiles, cgroup: str) -> str:
 
 
 def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
-    """The unit of the host's systemd that the cgroup is; None where systemd does not own it.
+    """The host's systemd unit that the cgroup belongs to; None if systemd does not own it.
 
     What lies below a service or scope is delegated; nor is a unit what a container's systemd
     makes elsewhere (/lxc/101/ns/system.slice/x.service), though the host may have that name.
@@ -102,7 +102,7 @@ def is_booted(files: KernelFiles) -> bool:
 
 
 def disk(files: KernelFiles, devno: str) -> Optional[int]:
-    """A number that another disk of the same devno does not have; None where there is none."""
+    """A number that no other disk with this devno has; None if there is none."""
     return files.inode(f"/sys/dev/block/{devno}")
 
 
@@ -112,7 +112,7 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
     A unit without io.max has no limit: systemd turns the io controller on as it is needed.
     """
     if disk(files, devno) is None:
-        # Its line has left io.max with it, which is not to say that nobody set a limit.
+        # Its line left io.max with it, which does not mean that no limit was set.
         raise FileNotFoundError(2, "there is no such disk", devno)
     home = directory(files, cgroup)
     try:
@@ -123,18 +123,18 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
         return NO_LIMIT
     limits = {}
     for line in filter(None, text.split("\n")):
-        found = _LINE.fullmatch(line)
-        if found is None:
-            # A line cut short would read as a limit that somebody else has set.
+        match = _LINE.fullmatch(line)
+        if match is None:
+            # A truncated line would look like a limit set by another process.
             raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
-        limits[found["devno"]] = found["wbps"]
+        limits[match["devno"]] = match["wbps"]
     return limits.get(devno, NO_LIMIT)
 
 
 def write(
     files: KernelFiles, cgroup: str, devno: str, text: str, ours: Sequence[str] = ()
 ) -> Work:
-    """The write, as work for a child: systemd's, or ours where systemd has no hand in it.
+    """The write, as work for a child: through systemd, or directly if systemd is not involved.
 
     Ours may hang as well: since about 6.10 a disk's first rule freezes its queue.
     `ours`: what may have been written before.  The kernel leaves the keys that are not
@@ -153,7 +153,7 @@ def _property(
     def work(run: Run) -> None:
         shown = _show(run, unit)
         place = dict(shown).get(_PLACE, cgroup)
-        # Not on the way home: what was once set is taken back wherever the unit is now.
+        # Not when restoring: a value that was set is removed wherever the unit is now.
         if place != cgroup and text in ours[-1:] and files.inode(directory(files, cgroup)):
             # The cgroup is there, and only called like the unit: nothing is asked for.
             raise OSError(errno.ENXIO, f"systemd has {unit} in {place}")
@@ -179,14 +179,14 @@ _PLACE = "ControlGroup"  # not shown while it does not run
 
 
 def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
-    """The properties of a unit that matter here, an entry of a list each."""
+    """The relevant properties of a unit, as a list with one entry each."""
     shown = _systemctl(run, "show", "--property", ",".join((*_LISTS, _PLACE)), "--", unit)
     words = (line.partition("=") for line in shown.split("\n"))
     return [(name, value) for name, _, value in words if value]
 
 
 def _systemctl(run: Run, *words: str) -> str:
-    """What it prints. Raises ChildError."""
+    """The output of systemctl. Raises ChildError."""
     ended = run(("systemctl", *words))
     if ended.code:
         raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
@@ -196,14 +196,14 @@ def _systemctl(run: Run, *words: str) -> str:
 def _spelling(
     files: KernelFiles, shown: Sequence[Tuple[str, str]], devno: str, ours: Sequence[str]
 ) -> str:
-    """The path by which the unit has this disk already, or the one by number.
+    """The path under which the unit already has this disk, or the one by number.
 
     For systemd two paths are two entries, and the one applied last resets what the
     other set on the same disk.  The path of a disk that is gone leads nowhere: there
     the value tells.
     """
     by_number = f"/dev/block/{devno}"
-    found = by_number
+    spelling = by_number
     for name, entry in shown:
         path, _, value = entry.rpartition(" ")
         if name not in _LISTS or not path:
@@ -212,8 +212,8 @@ def _spelling(
         if path == by_number or number == devno:
             return path
         if number is None and name == _WRITE_MAX and value in ours and disk(files, devno) is None:
-            found = path
-    return found
+            spelling = path
+    return spelling
 
 
 def _devno(files: KernelFiles, path: str) -> Optional[str]:
@@ -228,7 +228,7 @@ def _devno(files: KernelFiles, path: str) -> Optional[str]:
 
 
 def _await(files: KernelFiles, cgroup: str, devno: str, text: str) -> None:
-    """Until io.max shows it; what it shows in the end is for the reader to judge."""
+    """Wait until io.max shows it; the caller judges the value read in the end."""
     until = time.monotonic() + _APPLY_S
     while time.monotonic() < until:
         try:

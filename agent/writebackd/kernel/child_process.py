@@ -35,11 +35,11 @@ except OSError as error:
 
 
 class ChildError(Exception):
-    """A child failed, or did not come back in time; the text says which."""
+    """A child failed, or exceeded its time limit; the text says which."""
 
 
 class Ended(NamedTuple):
-    """How a child ended: exit code (minus the signal), standard output and error."""
+    """The result of a child: exit code (minus the signal), standard output and error."""
 
     code: int
     output: str
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 
 
 class Job:
-    """A piece of work in a thread of its own, whose children get `limit_s` seconds.
+    """Work in a thread of its own, whose children get `limit_s` seconds.
 
     `failure()` tells what came of it.  A child that is in the kernel cannot be
     killed: the job is `busy` until it has gone, however late that is.
@@ -68,20 +68,20 @@ class Job:
 
     @property
     def busy(self) -> bool:
-        """Whether it still may write."""
+        """Whether it may still write."""
         return self._thread.is_alive()
 
     @property
     def decided(self) -> bool:
-        """Whether it is done, or over its time."""
+        """Whether it is done, or has exceeded its time limit."""
         return not self.busy or time.monotonic() > self._deadline
 
     def failure(self) -> Optional[Exception]:
-        """OSError or ChildError of the work, once `decided`; None when it went well."""
+        """The OSError or ChildError of the work, once `decided`; None if it succeeded."""
         return ChildError(f"not done within {self._limit_s:g} s") if self.busy else self._error
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is done, `timeout_s` seconds at most."""
+        """Wait until it is done, `timeout_s` seconds at most."""
         if self.busy:  # or it may never have begun
             self._thread.join(max(0.0, timeout_s))
 

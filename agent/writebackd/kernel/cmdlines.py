@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Command lines of processes that an alert names, read by a thread.
+"""Command lines of processes that an alert names, read in a thread.
 
-/proc/PID/cmdline waits for the process' memory (mmap_lock), which may be held by a page fault on
-the disk that hangs: the loop never reads it itself.
+Reading /proc/PID/cmdline waits for the process' mmap_lock, which a page fault on a hung disk may
+hold: the loop never reads it itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Process = Tuple[int, str]  # pid and name: a number is given away again
 
 
 class CommandLine(NamedTuple):
-    """The start of one, in one printable line, and whose process it is."""
+    """The start of a command line, as one printable line, and its process."""
 
     text: str
     uid: int  # root's where /proc says so: of a set-uid program, say
 
 
 class CommandLines:
-    """Answers from what has been read so far; what is asked for anew comes some ticks later."""
+    """Returns what has been read so far; what is requested anew arrives some ticks later."""
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
@@ -36,11 +36,11 @@ class CommandLines:
         self._job: Optional[Job] = None
 
     def of(self, pid: int, comm: str) -> Optional[CommandLine]:
-        """None: not known, or not yet."""
+        """The command line; None: unknown, or not read yet."""
         return self._known.get((pid, comm))
 
     def ask(self, processes: Iterable[Process]) -> None:
-        """Have those read that are not known. Never blocks; one thread at a time."""
+        """Have unknown command lines read. Never blocks; one thread at a time."""
         wanted = [each for each in processes if each not in self._known]
         if not wanted or (self._job is not None and self._job.busy):
             return

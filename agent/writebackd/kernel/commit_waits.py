@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Commits that still wait: sleep in balance_dirty_pages() that no sync has followed yet."""
+"""Pending commits: sleep in balance_dirty_pages() that no sync has followed yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDLE_NS = 120_000_000_000
 
 @dataclass(frozen=True)
 class Sleep:
-    """What a thread, or a process, that syncs has slept: in all, and since its last sync."""
+    """How long a thread, or a process, that syncs has slept: in total, and since its last sync."""
 
     devno: str  # of the last sync
     total_ns: int
@@ -32,13 +32,13 @@ class Sleep:
 
 
 class CommitWaits:
-    """The longest wait by device, of those that go on."""
+    """The longest pending wait by device."""
 
     def __init__(self) -> None:
         self._grown: Dict[bytes, Tuple[int, int]] = {}  # the total, and when it grew last
 
     def longest(self, sleeps: Mapping[bytes, Sleep], now_ns: int) -> Dict[str, float]:
-        """`sleeps`: all that are pending, by a key that does not change."""
+        """`sleeps`: all pending ones, by a stable key."""
         before, self._grown = self._grown, {}
         waits: Dict[str, float] = {}
         for key, sleep in sleeps.items():
@@ -52,14 +52,14 @@ class CommitWaits:
 
 
 class CommitterReader:
-    """Processes of several threads that sync, and what their other threads have slept."""
+    """Multi-threaded processes that sync, and how long their other threads slept."""
 
     def __init__(self, committers: libbpf.Map) -> None:
         self._map = committers
         self._reader = committers.batch_reader(256)
 
     def read(self) -> Dict[bytes, Sleep]:
-        """Those with sleep that no sync has followed, by process id."""
+        """Processes with sleep that no sync has followed, by process id."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)  # of bpf_ktime_get_ns()
         synced: Dict[bytes, int] = {}
         sleeps: Dict[bytes, Sleep] = {}

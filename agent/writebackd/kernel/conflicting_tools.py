@@ -21,7 +21,7 @@ from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profile
 
 @dataclass(frozen=True)
 class ConflictingTool:
-    """One who may set a lever of ours; `level` as doctor's: warning (will), note (may)."""
+    """A tool that may set our levers; `level` as in doctor: warning (will), note (may)."""
 
     level: str
     kind: str  # tuned, saptune, boot or agent
@@ -32,13 +32,13 @@ class ConflictingTool:
 
     @property
     def path(self) -> str:
-        """Of `where`; empty for a process."""
+        """The path in `where`; empty for a process."""
         return self.where.rpartition(":")[0]
 
 
 _NOTE_LINE = re.compile(rf"\s*vm[./]{DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
 _VARIABLE = re.compile(r"""\s*(?:export\s+)?(?P<name>\w+)=["']?(?P<value>[^"'#\s]*)""")
-# By the name of the process: what it does to levers of ours.
+# By process name: its effect on our levers.
 _AGENTS: Mapping[str, str] = {
     "writebackd": "sets the same limits",
     "ktune": "applies vm.dirty_* of its profile",
@@ -78,21 +78,21 @@ _LINES_S, _MOST_STUCK = 2.0, 4
 
 
 class CommandLines:
-    """Command lines of processes, read by threads that have so many seconds each.
+    """Command lines of processes, read in threads with a time limit each.
 
-    /proc/PID/cmdline waits for the process' memory, which a page fault on a disk that hangs may
-    hold for ever.
+    Reading /proc/PID/cmdline waits for the process' mmap_lock, which a page fault on a hung disk
+    may hold for ever.
     """
 
     def __init__(self) -> None:
         self._stuck: Dict[int, threading.Thread] = {}  # by the pid that it waits for
 
     def hangs(self, pid: int) -> bool:
-        """Whether a read of it was begun that has not come back."""
+        """Whether a read of it has begun and not returned."""
         return pid in self._stuck
 
     def read(self, files: KernelFiles, pids: Sequence[int]) -> Dict[int, List[str]]:
-        """Words by pid; without those that cannot be had."""
+        """Words by pid, without those that cannot be read."""
         lines: Dict[int, List[str]] = {}
 
         def work(pids: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ _LINES = CommandLines()
 def find_conflicting_tools(
     files: KernelFiles, own_pid: int = 0, lines: CommandLines = _LINES
 ) -> Tuple[ConflictingTool, ...]:
-    """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
+    """All tools, the likeliest to interfere first.  Reads the root disk: may hang."""
     names, unread = _processes(files, lines)
     agents = (*_agents(names, own_pid), *_unread(unread, lines))
     boot = (
@@ -133,7 +133,7 @@ def find_conflicting_tools(
 
 
 class ConflictMonitor:
-    """Looks for conflicting tools in a thread; `found` is what it saw last, None before."""
+    """Looks for conflicting tools in a thread; `tools` is the last result, None before."""
 
     def __init__(self, find: Callable[[], Tuple[ConflictingTool, ...]]) -> None:
         self._find = find
@@ -141,18 +141,18 @@ class ConflictMonitor:
         self._wanted = threading.Event()
         self._begun_s: Optional[float] = None  # of the look that goes on
         self._error: Optional[str] = None
-        self.found: Optional[Tuple[ConflictingTool, ...]] = None
+        self.tools: Optional[Tuple[ConflictingTool, ...]] = None
 
     @property
     def error(self) -> Optional[str]:
-        """Why `found` is not what there is now."""
+        """Why `tools` is out of date."""
         begun_s = self._begun_s
         if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
             return f"{_FAILED}: not done within {_LOOK_S:g} s; a disk may hang"
         return self._error
 
     def look(self) -> None:
-        """Have them looked for; returns at once, also while an earlier look hangs."""
+        """Start a look; returns at once, also while an earlier one hangs."""
         self._wanted.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rivals", daemon=True)
@@ -163,7 +163,7 @@ class ConflictMonitor:
             self._wanted.clear()
             self._begun_s = time.monotonic()
             try:
-                self.found, self._error = self._find(), None
+                self.tools, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
                 self._error = f"{_FAILED}: {error}"
             self._begun_s = None
@@ -172,7 +172,7 @@ class ConflictMonitor:
 def _processes(
     files: KernelFiles, lines: CommandLines
 ) -> Tuple[Dict[str, List[int]], List[int]]:
-    """Pids by name, of the agents and of tuned; and those of which it is not known."""
+    """Pids of agents and of tuned by name, and those whose name is unknown."""
     wanted = {name[:_COMM]: name for name in (*_AGENTS, "tuned")}
     names: Dict[int, str] = {}
     interpreted: List[int] = []
@@ -187,12 +187,12 @@ def _processes(
     for pid, words in read.items():
         own = (os.path.basename(word) for word in words[1:] if not word.startswith("-"))
         names[pid] = next(own, names[pid])
-    found: Dict[str, List[int]] = {}
+    pids: Dict[str, List[int]] = {}
     for pid, comm in names.items():
         name = wanted.get(comm[:_COMM])
         if name is not None:
-            found.setdefault(name, []).append(pid)
-    return found, [pid for pid in interpreted if pid not in read]
+            pids.setdefault(name, []).append(pid)
+    return pids, [pid for pid in interpreted if pid not in read]
 
 
 def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingTool]:
@@ -223,7 +223,7 @@ def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Confli
 
 
 def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
-    """Notes are applied by a command or at boot: no process stays."""
+    """Notes are applied by a command or at boot, so no process remains."""
     lines = (files.try_read(_SAPTUNE) or "").splitlines()
     notes = [name for listed in filter(None, map(_SAPTUNE_NOTES.match, lines))
              for name in listed[1].split() if "/" not in name]  # fmt: skip
@@ -233,9 +233,9 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
         for form in _NOTE_FILES:
             path = form.format(note)
             for number, line in enumerate((text_of(files, path) or "").split("\n"), 1):
-                found = _NOTE_LINE.match(line)
-                if found:
-                    own[f"vm.{found['setting']}"] = (note, f"{path}:{number}", found["value"])
+                match = _NOTE_LINE.match(line)
+                if match:
+                    own[f"vm.{match['setting']}"] = (note, f"{path}:{number}", match["value"])
         # An override without a value takes the line out of its note.
         settings.update({setting: line for setting, line in own.items() if line[2]})
     for setting, (note, place, value) in settings.items():
@@ -248,14 +248,14 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
 
 
 def _variables(files: KernelFiles, path: str) -> Dict[str, Tuple[str, str]]:
-    """Value and place of each variable of a shell's file."""
+    """Value and place of each variable in a shell file."""
     lines = enumerate((text_of(files, path) or "").split("\n"), 1)
-    found = ((number, _VARIABLE.match(line)) for number, line in lines)
-    return {each["name"]: (each["value"], f"{path}:{number}") for number, each in found if each}
+    matches = ((number, _VARIABLE.match(line)) for number, line in lines)
+    return {each["name"]: (each["value"], f"{path}:{number}") for number, each in matches if each}
 
 
 def _scripts(files: KernelFiles) -> Iterator[ConflictingTool]:
-    """Tools that end when they have set the limits."""
+    """Tools that exit once they have set the limits."""
     values = _variables(files, _LAPTOP_MODE)
     on, where = values.get("ENABLE_LAPTOP_MODE_TOOLS", ("1", f"{_LAPTOP_MODE}:1"))
     if on == "1" and any(files.path(f"{place}/laptop_mode").exists() for place in _BINARIES):
@@ -297,7 +297,7 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
     for each in profiles.unknown if profiles.paths else ():
         yield ConflictingTool(
             level, "tuned", active or "", None, f"{profiles.paths[0]}:1",
-            f"tuned's active profile {active} includes {each}, which cannot be told or read here"
+            f"tuned's active profile {active} includes {each}, which cannot be resolved or read"
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
     lines = (BootSetting("tuned", each.place, each.setting, each.value) for each in profiles.lines)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A stable identity of a disk: the same after a restart and in another slot.
 
-Kernel names and numbers are handed out anew at every boot, so what was learned is
-kept under what the disk says of itself, as cached by the kernel or by udev.  Not read
-are /sys/block/vda/serial of virtio, which asks the disk at every read and waits behind
-its queue (virtblk_get_id()), and the inode of a loop device's file, whose stat(2) may
-wait for a server.
+Kernel names and numbers change at every boot, so learned values are stored under the
+disk's own identity, as cached by the kernel or by udev.  Two sources are not read:
+/sys/block/vda/serial of virtio, which queries the disk at every read and waits in its
+queue (virtblk_get_id()), and the inode of a loop device's file, whose stat(2) may wait
+for a server.
 
-The cache mode is part of it: with its write cache off a disk drains at another
-rate, and a sync waits for the media, so nothing learned before holds.
+The cache mode is part of the identity: without its write cache a disk drains at
+another rate, and a sync waits for the media, so learned values no longer apply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING = "0-. "
 def leaf_identity(
     files: KernelFiles, name: str, devno: str, write_cache: Optional[str]
 ) -> Optional[str]:
-    """The disk `name` as no other is called; None when nothing tells it apart."""
+    """A name of the disk that no other has; None if nothing tells it apart."""
     known = _disk(files, name, devno)
     if known is None:
         return None
@@ -42,7 +42,7 @@ def leaf_identity(
 def volume_identity(
     files: KernelFiles, name: str, devno: str, leaves: Sequence[Optional[str]]
 ) -> Optional[str]:
-    """A device stacked upon disks: its own name for itself, and theirs."""
+    """The identity of a stacked device: its own name, and those of its disks."""
     own = None
     if name.startswith("dm-"):
         own = _clean(files.try_read(f"/sys/block/{name}/dm/uuid"))
@@ -58,7 +58,7 @@ def volume_identity(
 
 
 def stacked_identity(own: str, leaves: Sequence[Optional[str]]) -> str:
-    """`own`, which tells it apart by itself, on top of these disks."""
+    """`own`, which identifies the device by itself, on top of these disks."""
     return f"{own} on {' + '.join(leaf or 'unknown' for leaf in leaves)}"
 
 
@@ -83,7 +83,7 @@ def _disk(files: KernelFiles, name: str, devno: str) -> Optional[str]:
     # The size, because the parts of one card or drive share its number.
     if serial is not None:
         return f"{made} serial {serial} of {size}".strip()
-    # Two of the same make are told apart no longer; the scan finds that out.
+    # Two of one model are then indistinguishable, which the scan detects.
     return f"{made} of {size}" if read("device/model") else None
 
 
@@ -95,7 +95,7 @@ def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
 
 
 def _clean(text: Optional[str]) -> Optional[str]:
-    """Printable, blanks as one; None for what is empty or nothing but zeros."""
+    """Printable text with single blanks; None for empty text or only zeros."""
     if text is None:
         return None
     plain = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else " " for c in text)

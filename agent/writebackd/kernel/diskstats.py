@@ -25,7 +25,7 @@ _STILL = (0,) * 7  # all but `inflight`
 
 
 class DiskStats(NamedTuple):
-    """Counters of one block device since it appeared, or their growth over a tick.
+    """Counters of one block device since it appeared, or their growth in a tick.
 
     `inflight` is a level and not a counter.  What this kernel does not count is 0.
     """
@@ -66,7 +66,7 @@ def _parse_line(line: str) -> DiskStats:
 
 
 class DiskStatsReader:
-    """Reads /proc/diskstats; only lines that changed since the last read are parsed.
+    """Reads /proc/diskstats; parses only lines that changed since the last read.
 
     Of 1024 disks most are idle in a given second, and parsing takes ten times
     as long as comparing.  `skipped` counts the lines of the last read that made
@@ -79,7 +79,7 @@ class DiskStatsReader:
         self.skipped = 0
 
     def read(self, wanted: Optional[Container[str]] = None) -> Dict[str, DiskStats]:
-        """Counters by "major:minor", of those `wanted` or of all. Raises OSError."""
+        """Counters by "major:minor", for `wanted` devices or all. Raises OSError."""
         known: Dict[str, Tuple[str, DiskStats]] = {}
         stats: Dict[str, DiskStats] = {}
         self.skipped = 0
@@ -101,7 +101,7 @@ class DiskStatsReader:
 
 
 def delta(prev: DiskStats, cur: DiskStats, wrap: int = _LONG_WRAP) -> DiskStats:
-    """What happened between two reads: nothing when another device took the number.
+    """The difference of two reads; nothing if another device took the number.
 
     A counter that went backwards belongs to a new device, unless it is one that
     wraps.  `wrap` is the range of the kernel's unsigned long.

@@ -10,7 +10,7 @@ from writebackd.kernel.files import KernelFiles
 
 
 class Drivers:
-    """Answers for the disks of one scan; what was asked of a SCSI host is kept."""
+    """Drivers of the disks of one scan; answers about SCSI hosts are cached."""
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files

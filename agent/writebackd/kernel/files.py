@@ -15,7 +15,7 @@ MOST_BYTES = 64 << 20
 
 
 class KernelFiles:
-    """Reads and writes /proc and /sys files, named by absolute paths, below `root`."""
+    """Reads and writes /proc and /sys files, given by absolute paths, below `root`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
@@ -64,7 +64,7 @@ class KernelFiles:
             raise ValueError(f"{name}: expected an integer, found {text[:40]!r}") from None
 
     def try_read(self, name: str) -> Optional[str]:
-        """As `read`, but None where the file is missing or cannot be read."""
+        """As `read`, but None if the file is missing or cannot be read."""
         try:
             return self.read(name)
         except OSError:
@@ -87,21 +87,21 @@ class KernelFiles:
             raise OSError(errno.EIO, f"short write, {written} of {len(data)} bytes", name)
 
     def listdir(self, name: str) -> List[str]:
-        """Names in a directory, sorted; empty where there is no such directory."""
+        """Names in a directory, sorted; empty if it does not exist."""
         try:
             return sorted(os.listdir(self._prefix + name))
         except OSError:
             return []
 
     def readlink(self, name: str) -> Optional[str]:
-        """Text of a symbolic link; None where there is no such link."""
+        """Target of a symbolic link; None if there is none."""
         try:
             return os.readlink(self._prefix + name)
         except OSError:
             return None
 
     def inode(self, name: str) -> Optional[int]:
-        """Inode number behind `name`, links followed; None where there is nothing.
+        """Inode number of `name`, links followed; None if it does not exist.
 
         kernfs (sysfs, cgroups) gives none twice, so it tells a device or cgroup
         from a later one of the same name.

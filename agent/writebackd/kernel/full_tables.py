@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Keeps room in BPF hash tables, which any user may fill, and counts what found none.
+"""Keeps room in BPF hash tables, which any user can fill, and counts entries without room.
 
-Every tick leaves half of a table free, so that whoever is large gets in before the small fill it
+Every tick leaves half of a table free, so that large entries get in before small ones fill it
 again.
 """
 
@@ -17,7 +17,7 @@ from writebackd.kernel import bpf_layout, libbpf
 def make_room(
     table: libbpf.Map, entries: int, ranks: Mapping[bytes, Any], idle: Collection[bytes] = ()
 ) -> List[bytes]:
-    """Remove all that are `idle`, then those of the lowest rank until half is free; which keys.
+    """Remove all `idle` keys, then those of lowest rank until half is free; returns the keys.
 
     `entries`: how many there are, of which `ranks` are those that may go.
     """
@@ -32,7 +32,7 @@ def make_room(
 
 
 class Losses(NamedTuple):
-    """What was lost so far."""
+    """The number of lost entries so far."""
 
     no_slot: int  # completions
     syncs: int  # whose table was full
@@ -42,7 +42,7 @@ class Losses(NamedTuple):
 
 
 class LossCounters:
-    """The object's .bss."""
+    """The probe's .bss section."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory

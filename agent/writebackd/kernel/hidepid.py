@@ -10,7 +10,7 @@ from typing import Callable, Collection, Optional
 
 from writebackd.kernel.files import KernelFiles
 
-# A remount tells nobody; read again this often.
+# A remount sends no event; read again this often.
 _AGAIN_S = 60.0
 # The last one on /proc counts. Blanks and newlines in names are escaped.
 _PROC = re.compile(r"^(?:[^ \n]+ ){4}/proc [^\n]* - proc [^ \n]* ([^ \n]+)$", re.MULTILINE)
@@ -20,7 +20,7 @@ _PTRACE = 1 << 19  # CAP_SYS_PTRACE
 
 
 class HidePid:
-    """How /proc hides processes, from users and from this one; asked as often as anybody likes."""
+    """How /proc hides processes, from users and from this process; cached."""
 
     def __init__(
         self, files: KernelFiles, clock: Callable[[], float] = time.monotonic
@@ -35,7 +35,7 @@ class HidePid:
         self._may_trace = powers is not None and bool(int(powers.group(1), 16) & _PTRACE)
 
     def option(self) -> Optional[str]:
-        """Of the host's /proc, such as hidepid=invisible,gid=27; None where users see all.
+        """The option of the host's /proc, such as hidepid=invisible,gid=27; None without one.
 
         systemd 252 mounts another one for the unit, which hides nothing from it.
         """
@@ -43,7 +43,7 @@ class HidePid:
         return self._hosts or self._own
 
     def unseen(self) -> Optional[str]:
-        """What this process cannot see, in words; None where it sees all."""
+        """What this process cannot see, in words; None if it sees all."""
         self._look()
         if self._may_trace:
             return None
@@ -57,7 +57,7 @@ class HidePid:
 
 
 def hiding(files: KernelFiles, pid: str = "self") -> Optional[str]:
-    """What of the options of a process' /proc hides processes; None where nothing does."""
+    """The mount options of a process' /proc that hide processes; None without any."""
     mounts = _PROC.findall(files.try_read(f"/proc/{pid}/mountinfo") or "")
     options = mounts[-1].split(",") if mounts else []
     if not any(map(_OPTION.fullmatch, options)):
@@ -67,7 +67,7 @@ def hiding(files: KernelFiles, pid: str = "self") -> Optional[str]:
 
 
 def unseen(option: Optional[str], groups: Collection[int] = (0,)) -> Optional[str]:
-    """What a process in these groups that may not trace others does not see, and what helps.
+    """What a process in these groups without ptrace rights cannot see, and the remedy.
 
     As it is, that is the shipped unit: root, without CAP_SYS_PTRACE.
     """

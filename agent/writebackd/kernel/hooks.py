@@ -22,7 +22,7 @@ from writebackd.kernel.libbpf import BpfError, Object
 
 @dataclass(frozen=True)
 class Hook:
-    """Programs that belong together; `function` is where kprobes go."""
+    """Programs that belong together; kprobes attach to `function`."""
 
     kind: str
     programs: Tuple[str, ...]  # in the order of attaching: the end before the begin
@@ -102,7 +102,7 @@ _ABSENT = (errno.ESRCH, errno.ENOENT)
 
 @dataclass
 class Choice:
-    """The hooks that loaded and attached, and what stays unseen with them."""
+    """The hooks that loaded and attached, and what they do not see."""
 
     issue: Optional[Hook] = None
     sync: Dict[str, Hook] = field(default_factory=dict)  # filesystem or "syncfs" -> hook
@@ -114,7 +114,7 @@ class Choice:
 
     @property
     def hooks(self) -> List[Hook]:
-        """In the order of attaching: what ends a sync before what begins one."""
+        """In the order of attaching: the end of a sync before its beginning."""
         return [COMPLETE, *self.syscalls, *self.sync.values(), *self.others]
 
     @property
@@ -124,12 +124,12 @@ class Choice:
 
     @property
     def sees_sleep(self) -> bool:
-        """Whether the sleep in balance_dirty_pages() is seen."""
+        """Whether sleep in balance_dirty_pages() is visible."""
         return any(hook in self.others for hook in THROTTLED)
 
     @property
     def misses_ends(self) -> bool:
-        """Whether a sync may end unseen, which a tracepoint never lets it do.
+        """Whether the end of a sync may be missed, which tracepoints never do.
 
         A kretprobe sees so many calls at once.  Another fentry or fexit on the same function,
         attached or detached, replaces its trampoline: a call in flight returns past ours.
@@ -152,28 +152,28 @@ class Choice:
 
         Empty where the best are in force.
         """
-        found: Dict[Tuple[str, str], List[str]] = {}
+        filesystems: Dict[Tuple[str, str], List[str]] = {}
         for name, hook in self.passed_over:
-            found.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
+            filesystems.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
         return "; ".join(
             f"{kind} refused for {' '.join(names)} ({error})" if error
             else f"{kind} not available for {' '.join(names)}"
-            for (kind, error), names in found.items()
+            for (kind, error), names in filesystems.items()
         )
 
     def other_refusals(self) -> List[str]:
         """`tp_btf:balance_dirty_pages (loading ...)`: refused, and not in the summary above."""
-        told = {hook.name for _, hook in self.passed_over}
-        return [f"{name} ({error})" for name, error in self.refused.items() if name not in told]
+        listed = {hook.name for _, hook in self.passed_over}
+        return [f"{name} ({error})" for name, error in self.refused.items() if name not in listed]
 
     @property
     def filesystems(self) -> List[str]:
-        """Those whose fsync has hooks of its own, whoever calls it."""
+        """Filesystems whose fsync has its own hooks, whoever calls it."""
         return [name for name in self.sync if name in FSYNC and name != "bdev"]
 
 
 def attach(obj: Object, hook: Hook, cgroup: Optional[str]) -> None:
-    """Attach a loaded hook; BpfError or OSError when the kernel refuses."""
+    """Attach a loaded hook; BpfError or OSError if the kernel refuses."""
     for program in hook.programs:
         if hook.kind == "cgroup":
             if cgroup is None:
@@ -200,7 +200,7 @@ class Chooser:
     def try_hook(
         self, hook: Hook, works: Callable[[Object], bool] = lambda obj: True
     ) -> Optional[int]:
-        """None when it loads, attaches and `works`, else the errno.
+        """None if it loads, attaches and `works`, else the errno.
 
         Raises BpfError or OSError when there is no object to try it in.
         """
@@ -218,7 +218,7 @@ class Chooser:
                 return number
 
     def first(self, hooks: Sequence[Hook]) -> Tuple[Optional[Hook], bool]:
-        """The first hook that works, and whether any target exists here at all."""
+        """The first hook that works, and whether any target exists on this kernel."""
         exists = False
         for hook in hooks:
             number = self.try_hook(hook)
@@ -239,7 +239,7 @@ def choose(
     tier: str = AUTO,
     mounted: Collection[str] = tuple(FSYNC),
 ) -> Choice:
-    """Find the best hooks; BpfError or OSError when block completions, or fsync, cannot be had.
+    """Find the best hooks; BpfError or OSError if block completions or fsync have none.
 
     `open_object`: the object, with nothing loaded; `cgroup`: where cgroup v2 is mounted;
     `talkers`: watch who dirties pages, a call per dirtied folio; `prepare` sets the constants,
@@ -319,7 +319,7 @@ def _choose_sync(
 
 
 def _choose_syncfs_call(chooser: Chooser, choice: Choice, tier: str) -> None:
-    """Make sure that syncfs(2) is seen.
+    """Ensure that syncfs(2) is visible.
 
     The filesystems' own hooks get no such call, which could wait for a disk: they are on
     tracepoints, and on functions that are called by pointer, which no compiler can inline.
@@ -340,7 +340,7 @@ def _counts_syncfs(obj: Object) -> bool:
 
 
 def counts(obj: Object, *calls: str) -> bool:
-    """Whether each of these SYNCS is counted, on the kernel's own tmpfs, which has no disk."""
+    """Whether each of these SYNCS is counted, tested on the kernel's own tmpfs, without a disk."""
     fd = os.memfd_create("sync")
     try:
         libc = ctypes.CDLL(None)

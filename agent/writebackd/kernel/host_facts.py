@@ -20,7 +20,7 @@ from writebackd.policy.facts import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
 # Cgroups with systems of their own below, or a user's: what runs there is not the host's. A
-# container's id has 64 digits, whoever made it. No end: lxc.payload.NAME, kubepods-burstable.slice.
+# container's id has 64 digits. No end: lxc.payload.NAME, kubepods-burstable.slice.
 _INNER = re.compile(
     r"user\.slice|machine\.slice|kubepods|docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}"
 )
@@ -45,7 +45,7 @@ _VOLUMES = {
     "megaraid_sas": (2, 3), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
 }  # fmt: skip
 _CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
-# Parts of the names that virtual machines have in DMI, for processors whose flags do not tell.
+# Parts of the names that virtual machines have in DMI, for processors without such a flag.
 _VIRTUAL = (
     "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
     "virtual machine", "openstack", "google compute engine", "amazon ec2", "alibaba cloud",
@@ -60,7 +60,7 @@ _DMI = "/sys/class/dmi/id"
 
 
 def read_facts(files: KernelFiles) -> HostFacts:
-    """One look at the host; what cannot be read is None.  Never raises."""
+    """One look at the host; unreadable facts are None.  Never raises."""
     units, processes = _services(files)
     virtualisation, shown_by = _virtualisation(files)
     return HostFacts(
@@ -75,9 +75,9 @@ def read_facts(files: KernelFiles) -> HostFacts:
 
 
 def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
-    """Those that are no stack of others."""
+    """Disks that are not stacked on others."""
     drivers = Drivers(files)
-    found = []
+    disks = []
     for name in files.listdir("/sys/block"):
         place = (files.readlink(f"/sys/block/{name}") or "").split("/")
         # dm, md, loop, zram: stacks and memory. A multipath NVMe head is virtual as well, but
@@ -88,7 +88,7 @@ def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
         if (files.try_read(f"/sys/block/{name}/size") or "0") == "0":  # a card reader
             continue
         driver = drivers.of(name, place)
-        found.append(
+        disks.append(
             DiskFacts(
                 name=name,
                 driver=driver,
@@ -100,7 +100,7 @@ def read_disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
                 or files.try_read(f"/sys/block/{name}/removable") == "1",
             )
         )
-    return tuple(found)
+    return tuple(disks)
 
 
 def _cache(
@@ -117,9 +117,9 @@ def _cache(
 def _services(
     files: KernelFiles,
 ) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
-    """Units that have a process, and names of processes, of the host itself.
+    """Units that have a process, and process names, of the host itself.
 
-    A unit is told by its processes: that is the same on cgroup v1, v2 and in between.
+    Units are recognised by their processes, which works on cgroup v1, v2 and hybrids.
     """
     units: Set[str] = set()
     processes: Set[str] = set()
@@ -144,7 +144,7 @@ def _services(
 
 
 def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[str]) -> bool:
-    """Whether a process says what the host is for: any user can give his any name."""
+    """Whether a process tells the host's purpose: any user can choose his processes' names."""
     if _HOSTS_OWN.fullmatch("/".join(path)):
         return True
     if any(_INNER.match(part) for part in path) or _FOR_USERS.fullmatch(unit or ""):
@@ -157,14 +157,14 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
 
 
 def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
-    """The parts of the path in systemd's hierarchy, or in v2's."""
-    found: List[str] = []
+    """The parts of the path in systemd's hierarchy, or in cgroup v2."""
+    parts: List[str] = []
     for hierarchy, controllers, path in memberships:
         if hierarchy != "0" and controllers == "name=systemd":
             return path[1:].split("/")
         if hierarchy == "0" and not controllers:
-            found = path[1:].split("/")
-    return found
+            parts = path[1:].split("/")
+    return parts
 
 
 def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
@@ -220,11 +220,11 @@ def _has_virtio_disk(files: KernelFiles) -> bool:
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
-    found = re.search(r"^flags\s*:(.*)", files.try_read("/proc/cpuinfo") or "", re.MULTILINE)
-    return found.group(1).split() if found else None
+    match = re.search(r"^flags\s*:(.*)", files.try_read("/proc/cpuinfo") or "", re.MULTILINE)
+    return match.group(1).split() if match else None
 
 
 def _memory_bytes(files: KernelFiles) -> Optional[int]:
     text = files.try_read("/proc/meminfo") or ""
-    found = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
-    return int(found.group(1)) << 10 if found else None
+    match = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
+    return int(match.group(1)) << 10 if match else None

@@ -39,7 +39,7 @@ def lever_of(setting: Setting) -> Lever:
 
 
 def is_lever(lever: Lever) -> bool:
-    """Whether there is such a lever at all, on this host or another."""
+    """Whether this lever can exist at all, on this host or another."""
     parts = lever.target.split("/")
     if ".." in parts or not lever.target:
         return False
@@ -51,12 +51,12 @@ def is_lever(lever: Lever) -> bool:
 
 
 def is_slow(lever: Lever) -> bool:
-    """Whether a write of it may hang: `write` gives work for a child."""
+    """Whether a write to it may hang: `write` then returns work for a child."""
     return lever.kind is LeverKind.PACE or lever.kind in SLOW
 
 
 def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
-    """A number that another device or cgroup of the same name does not have.
+    """A number that no other device or cgroup of the same name has.
 
     None where the target is gone; 0 where it cannot go: the flusher.  Of a unit of
     systemd it is the disk's, since the property outlives the unit's cgroup; elsewhere a
@@ -74,13 +74,13 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
 
 
 def present(files: KernelFiles, lever: Lever) -> bool:
-    """Whether there is anything now that the lever would act on."""
+    """Whether the target of the lever exists now."""
     there = identity(files, lever) is not None
     return there and (lever.kind is not LeverKind.PACE or _cgroup(files, lever) is not None)
 
 
 def _cgroup(files: KernelFiles, lever: Lever) -> Optional[int]:
-    """The id of the cgroup that is paced; None where it is gone."""
+    """The id of the paced cgroup; None if it is gone."""
     try:
         return files.inode(cgroup_io_max.directory(files, lever.target))
     except FileNotFoundError:
@@ -88,12 +88,12 @@ def _cgroup(files: KernelFiles, lever: Lever) -> Optional[int]:
 
 
 def outlives(files: KernelFiles, lever: Lever) -> bool:
-    """Whether the value stays behind when its target is gone: a property of a unit."""
+    """Whether the value remains after its target is gone: a property of a unit."""
     return lever.kind is LeverKind.PACE and cgroup_io_max.owner(files, lever.target) is not None
 
 
 def read(files: KernelFiles, lever: Lever) -> str:
-    """The value as text that `write` puts back exactly. Raises OSError."""
+    """The value as text, which `write` restores exactly. Raises OSError."""
     if lever.kind is LeverKind.PACE:
         return cgroup_io_max.read(files, lever.target, lever.name)
     if lever.kind in SLOW:
@@ -108,7 +108,7 @@ def read(files: KernelFiles, lever: Lever) -> str:
 def write(
     files: KernelFiles, lever: Lever, text: str, ours: Sequence[str] = ()
 ) -> Optional[Work]:
-    """Write at once, or return the work that does it where it may hang. Raises OSError.
+    """Write at once, or return the work if it may hang. Raises OSError.
 
     `ours`: what may have been written before.
     """
@@ -121,14 +121,14 @@ def write(
 
 
 def text_for(setting: Setting, threshold_bytes: int) -> str:
-    """What to write for a setting while `threshold_bytes` is the global limit in force."""
+    """The text to write for a setting while `threshold_bytes` is the global limit in force."""
     if setting.kind is LeverKind.BDI:
         return bdi.text_for(setting.name, setting.value, threshold_bytes)
     return str(setting.value)
 
 
 def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:
-    """The value that `text` stands for, in the unit of a Setting; None for no limit at all."""
+    """The value of `text` in the unit of a Setting; None for no limit."""
     if not text.isdigit():
         return None
     if lever.kind is LeverKind.BDI:
@@ -137,7 +137,7 @@ def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:
 
 
 def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
-    """Whether a lever that reads `text` is as the setting wants it."""
+    """Whether a lever that reads `text` is set as the setting wants."""
     if setting.kind is LeverKind.BDI:
         return bdi.holds(setting.name, text, setting.value, threshold_bytes)
     return text == text_for(setting, threshold_bytes)

@@ -11,32 +11,32 @@ from writebackd.types.levers import ForeignWrite
 
 
 def writer_of(
-    found: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
+    changed: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
 ) -> Optional[ForeignWrite]:
-    """The newest of the writes in `seen` that set what was found; None: nobody was seen.
+    """The newest write in `seen` that set the changed value; None if none was seen.
 
-    `seen`: what the probe's queue held, by tick; `own`: our processes, daemon and watcher.  The
-    probe sees a write before the kernel has judged it: one of another value may have been
-    refused.  Only where none fits and the queue was full, the last to the same lever is taken.
+    `seen`: the content of the probe's queue, by tick; `own`: pids of daemon and watcher.  The probe
+    sees a write before the kernel accepts it: a write of another value may have been refused.
+    Only if none matches and the queue was full, the last write to the lever counts.
     """
-    name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
+    name = changed.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
     same = [w for queue in seen for w in queue if w.lever == name and w.pid not in own]
-    fitting = [w for w in same if _number(w.value) == _number(found.value)]
+    fitting = [w for w in same if _number(w.value) == _number(changed.value)]
     overrun = any(len(queue) >= bpf_layout.SYSCTL_WRITES for queue in seen)
     chosen = (fitting or (same if overrun else []))[-1:]
     if not chosen:
         return None
     writer = chosen[0]
     return replace(
-        found, pid=writer.pid, comm=writer.comm, cgroup_id=writer.cgroup_id, cgroup=writer.cgroup,
+        changed, pid=writer.pid, comm=writer.comm, cgroup_id=writer.cgroup_id, cgroup=writer.cgroup,
         cmdline=writer.cmdline,
     )
 
 
 def command_line(raw: bytes) -> Optional[str]:
-    """What the probe took of a command line, as one printable line; None where it has none.
+    """The part of a command line that the probe saw, as one printable line; None without one.
 
-    Words are parted by NUL; dots where the line was longer than `raw`.
+    Words are separated by NUL; dots mark a line longer than `raw`.
     """
     words = raw.rstrip(b"\0")
     if not words:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""libbpf.so.1 through ctypes: just the calls the probe makes.
+"""libbpf.so.1 through ctypes: only the calls that the probe needs.
 
-ctypes because it costs 1.3 MB and no compiler (cffi needs a build per ABI,
-bcc 134 MB).  Every function has its types declared: an undeclared result
-would be cut to 32 bits and crash later.
+ctypes takes 1.3 MB and no compiler (cffi needs a build per ABI, bcc 134 MB).
+Types of all functions are declared: an undeclared result would be truncated
+to 32 bits and crash later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class BpfError(Exception):
-    """A bpf call failed; `errno` tells why, and `verdict` what the verifier said, if it did."""
+    """A bpf call failed; `errno` says why, `verdict` is the verifier's message, if any."""
 
     def __init__(self, what: str, number: int, verdict: str = "") -> None:
         super().__init__(": ".join(filter(None, (what, _strerror(number), verdict))))
@@ -56,7 +56,7 @@ class _ProgInfo(C.Structure):
 
 
 class _OpenOptions(C.Structure):
-    """struct bpf_object_open_opts (libbpf.h), up to what is used of it."""
+    """struct bpf_object_open_opts (libbpf.h), up to the last field used."""
 
     _fields_ = [
         ("size", C.c_size_t),
@@ -121,7 +121,7 @@ _verdicts: List[str] = []  # of the programs that were refused since the last lo
 
 @functools.lru_cache(maxsize=None)
 def library() -> C.CDLL:
-    """The loaded library; OSError with the package to install when missing."""
+    """The loaded library; OSError naming the package to install if it is missing."""
     try:
         lib = C.CDLL("libbpf.so.1", use_errno=True)
     except OSError as error:
@@ -140,12 +140,12 @@ def library() -> C.CDLL:
         # A rejected program's verifier log comes through here, in thousands
         # of lines: trying hooks is routine, so it is for debugging only.
         if level == _WARN or log.isEnabledFor(logging.DEBUG):
-            found = C.c_void_p()
+            buffer = C.c_void_p()
             # A va_list is passed by pointer: an array on x86-64, a large structure on arm64.
-            if libc.vasprintf(C.byref(found), fmt, args) < 0:
+            if libc.vasprintf(C.byref(buffer), fmt, args) < 0:
                 return 0
-            text = C.string_at(found).decode(errors="replace").rstrip()
-            libc.free(found)
+            text = C.string_at(buffer).decode(errors="replace").rstrip()
+            libc.free(buffer)
             if "BEGIN PROG LOAD LOG" in text:
                 _verdicts.append(verdict_of(text))
             log.debug("libbpf: %s", text)
@@ -192,7 +192,7 @@ class Map:
         self.max_entries: int = lib.bpf_map__max_entries(pointer)
 
     def mapped(self) -> mmap.mmap:
-        """The map's memory, shared and read-only; arrays with BPF_F_MMAPABLE only."""
+        """The map's memory, shared and read-only; only for arrays with BPF_F_MMAPABLE."""
         length = -(-self.max_entries * self.value_size // mmap.PAGESIZE) * mmap.PAGESIZE
         return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
 
@@ -200,11 +200,11 @@ class Map:
         return BatchReader(self, most)
 
     def delete(self, key: bytes) -> None:
-        """Remove an entry; one that is gone already is as good."""
+        """Remove an entry; no error if it is already gone."""
         library().bpf_map_delete_elem(self.fd, key)
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Put in an entry where there is none; False where there is one, or no room."""
+        """Add a new entry; False if the key exists, or there is no room."""
         return not library().bpf_map_update_elem(self.fd, key, value, _NO_EXIST)
 
     def has(self, key: bytes) -> bool:
@@ -212,7 +212,7 @@ class Map:
         return not library().bpf_map_lookup_elem(self.fd, key, value)
 
     def pop(self) -> Optional[bytes]:
-        """Take the oldest entry out of a queue; None when it is empty."""
+        """Remove the oldest entry of a queue; None if it is empty."""
         value = C.create_string_buffer(self.value_size)
         result = library().bpf_map_lookup_and_delete_elem(self.fd, None, value)
         if result == -errno.ENOENT:
@@ -221,14 +221,14 @@ class Map:
         return value.raw
 
     def memory_bytes(self) -> int:
-        """What the kernel charges for the map (fdinfo memlock)."""
+        """Memory charged for the map (fdinfo memlock)."""
         text = Path(f"/proc/self/fdinfo/{self.fd}").read_text()
-        found = re.search(r"^memlock:\s*(\d+)", text, re.M)
-        return int(found.group(1)) if found else self.max_entries * self.value_size
+        match = re.search(r"^memlock:\s*(\d+)", text, re.M)
+        return int(match.group(1)) if match else self.max_entries * self.value_size
 
 
 class BatchReader:
-    """Reads a whole hash map in few system calls, into buffers made once."""
+    """Reads a whole hash map in few system calls, into reused buffers."""
 
     def __init__(self, bpf_map: Map, most: int) -> None:
         self._map = bpf_map
@@ -239,7 +239,7 @@ class BatchReader:
         self._cursor = C.create_string_buffer(max(bpf_map.key_size, 4))
 
     def read(self) -> Iterator[Tuple[bytes, bytes]]:
-        """`(key, value)` pairs; entries may come or go while this reads."""
+        """`(key, value)` pairs; entries may come or go during the read."""
         lib = library()
         key_size, value_size = self._map.key_size, self._map.value_size
         start: Optional[Any] = None
@@ -297,7 +297,7 @@ class Object:
         return text.decode().lstrip("?")
 
     def select(self, programs: Sequence[str]) -> None:
-        """Load these programs and no others; ENOENT for one that this object does not have."""
+        """Load only these programs; ENOENT if the object lacks one."""
         for name in programs:
             if name not in self.programs:
                 raise BpfError(f"no program {name} in the BPF object", errno.ENOENT)
@@ -315,13 +315,13 @@ class Object:
         check(result, f"{map_name} (size differs from the probe's?)")
 
     def load(self) -> None:
-        """BpfError when the kernel refuses any selected program."""
+        """BpfError if the kernel refuses a selected program."""
         _verdicts.clear()
         result = self._lib.bpf_object__load(self._object)
         check(result, "loading BPF programs", _verdicts[-1] if _verdicts else "")
 
     def attach(self, program: str, function: Optional[str] = None) -> None:
-        """Attach by section, or as a kprobe to `function`."""
+        """Attach by section, or as a kprobe on `function`."""
         pointer = self.programs[program]
         if function is None:
             link = self._lib.bpf_program__attach(pointer)
@@ -351,7 +351,7 @@ class Object:
         return [Map(pointer) for _, pointer in walk]
 
     def program_fd(self, program: str) -> int:
-        """Of a loaded program."""
+        """The file descriptor of a loaded program."""
         return check(self._lib.bpf_program__fd(self.programs[program]), program)
 
     def run_stats(self, program: str) -> Tuple[int, int, int]:
@@ -378,5 +378,5 @@ class Object:
 
 
 def enable_run_stats() -> int:
-    """A file descriptor that keeps run statistics on while it is open."""
+    """A file descriptor that enables run statistics while it is open."""
     return check(library().bpf_enable_stats(0), "enabling run statistics")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the probe's BPF maps as differences since the last tick.
 
-A tick costs what changed in it.
+The cost of a tick depends on what changed in it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IDLE_READS = 60
 
 @dataclass(frozen=True)
 class CgroupReading:
-    """What a cgroup did to one filesystem device in a tick; `pid` is one of its processes."""
+    """One cgroup's activity on one filesystem device in a tick; `pid` is one of its processes."""
 
     dirtied_bytes: int = 0
     throttled_s: float = 0.0
@@ -62,7 +62,7 @@ CgroupReadings = Dict[Tuple[int, str], CgroupReading]
 
 
 def unknown(devno: str) -> bool:
-    """For who knows no devices."""
+    """For callers that know no devices."""
     return False
 
 
@@ -83,10 +83,10 @@ class Reading:
 
 
 def difference(current: bytes, last: bytes) -> Histogram:
-    """What was added to a histogram of 32-bit counters, wrap-around included.
+    """The growth of a histogram of 32-bit counters, wrap-around included.
 
-    A tick moves a few counters near each other: to compare part by part takes 3 to 4 us, to
-    look at each number 10.
+    A tick changes a few adjacent counters: comparing part by part takes 3 to 4 us, number by
+    number 10.
     """
     indices: List[int] = []
     counts: List[int] = []
@@ -111,7 +111,7 @@ _NO_COMPLETIONS = (0,) * (3 + 2 * bpf_layout.CLASSES)
 
 
 class BlockReader:
-    """Takes the difference of every slot to the last read; shards of a disk add up."""
+    """Subtracts each slot's last values; the shards of a disk are added up."""
 
     def __init__(
         self, slots: mmap.mmap, queues: Optional[mmap.mmap], sizes: bpf_layout.Sizes
@@ -174,12 +174,12 @@ _NO_SYNCS = ((0, 0, 0, 0), (_NO_HISTOGRAM,) * 3)
 
 
 def _name(key: bytes) -> str:
-    """A key of the table of syncs as "major:minor"."""
+    """A key of the sync table as "major:minor"."""
     return bpf_layout.devno(int.from_bytes(key, sys.byteorder))
 
 
 class SyncReader:
-    """Syncs that returned since the last read, and those still inside."""
+    """Syncs that returned since the last read, and those still running."""
 
     def __init__(
         self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False,
@@ -197,7 +197,7 @@ class SyncReader:
         self._last: Dict[bytes, Tuple[Sequence[int], Sequence[bytes]]] = {}
 
     def read(self, known: Known = unknown) -> Dict[str, SyncSample]:
-        """`known` tells those that keep their place."""
+        """`known` says which devices keep their entry."""
         waiting: Dict[str, Tuple[int, float]] = {}
         now = time.clock_gettime_ns(_CLOCK)
         earlier, self._user_s = self._user_s, {}
@@ -247,26 +247,26 @@ class SyncReader:
         return result
 
     def nothing(self, inflight: int = 0, oldest_s: float = 0.0) -> SyncSample:
-        """Of a device where no sync ended."""
+        """The reading of a device on which no sync ended."""
         commits = Histogram() if self._sees_sleep else None
         return SyncSample(inflight=inflight, oldest_s=oldest_s, commits=commits)
 
     def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
         """Whether the thread has left a sync whose end was missed.
 
-        A sync sleeps uninterruptibly, and takes no time in user mode.  wchan would tell as
-        well, but is for CAP_SYS_PTRACE.
+        A sync sleeps uninterruptibly, and uses no user time.  wchan would show it too, but needs
+        CAP_SYS_PTRACE.
         """
-        found = thread_state(tid) if self._misses_ends else None
-        if found is None:
+        thread = thread_state(tid) if self._misses_ends else None
+        if thread is None:
             return False
-        state, user_s = found
+        state, user_s = thread
         first_s = self._user_s[sync] = earlier.get(sync, user_s)
         return state not in "RD" or user_s - first_s > _USER_S
 
 
 def thread_state(tid: int) -> Optional[Tuple[str, float]]:
-    """A thread's state as proc(5) has it and its seconds in user mode; None: not to be had."""
+    """A thread's state as in proc(5) and its seconds in user mode; None if unavailable."""
     try:
         # Not /proc/TID/stat, which has the time of the whole process.
         with open(f"/proc/{tid}/task/{tid}/stat", "rb") as file:
@@ -277,7 +277,7 @@ def thread_state(tid: int) -> Optional[Tuple[str, float]]:
 
 
 class CgroupSyncReader:
-    """Syncs that were begun since the last read, by cgroup."""
+    """Syncs that began since the last read, by cgroup."""
 
     def __init__(self, cgroup_syncs: libbpf.Map) -> None:
         self._map = cgroup_syncs
@@ -285,7 +285,7 @@ class CgroupSyncReader:
         self._last: Dict[bytes, Tuple[int, int]] = {}
 
     def read(self) -> CgroupReadings:
-        found: CgroupReadings = {}
+        readings: CgroupReadings = {}
         seen: Dict[bytes, Tuple[int, int]] = {}
         ranks: Dict[bytes, Tuple[int, int]] = {}  # by the syncs of this tick
         for key, value in self._reader.read():
@@ -299,16 +299,16 @@ class CgroupSyncReader:
             grown = count - last[0] if count > last[0] else count
             ranks[key] = (grown, last_ns)
             cgroup, dev = bpf_layout.CGROUP_KEY.unpack(key)
-            found[cgroup, bpf_layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
+            readings[cgroup, bpf_layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
         # Also those that are active: they come back without a loss, as their count begins anew.
         for key in make_room(self._map, len(seen), ranks):
             del seen[key]
         self._last = seen
-        return found
+        return readings
 
 
 class TaskReader:
-    """Who dirtied how much and slept how long since the last read, by process."""
+    """Bytes dirtied and time slept since the last read, by process."""
 
     def __init__(self, dirtiers: libbpf.Map) -> None:
         self._map = dirtiers
@@ -370,9 +370,8 @@ class TaskReader:
     def _ranks(
         self, seen: Mapping[bytes, Tuple[int, int, int, int]], grown: Mapping[bytes, int]
     ) -> Dict[bytes, Tuple[bool, int, int]]:
-        """The smallest dirtiers go first: one that is active comes back without what it dirtied
-        until then. A quarter of the table is for the commits that wait longest.
-        """
+        """Ranks for removal: the smallest dirtiers first; an active one returns without its earlier
+        bytes. A quarter of the table is for the commits that wait longest."""
         if len(seen) <= self._map.max_entries // 2:
             return {}
         longest = heapq.nlargest(
@@ -383,7 +382,7 @@ class TaskReader:
 
 
 def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
-    """What cgroups did, of two readers."""
+    """The activity of cgroups from two readers."""
     merged = dict(one)
     for key, reading in other.items():
         merged[key] = merged.get(key, CgroupReading()) + reading
@@ -391,7 +390,7 @@ def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
 
 
 def _is_gone(tid: int) -> bool:
-    """Whether no thread has this number; not asked of /proc, which hidepid= hides."""
+    """Whether no thread has this number; not read from /proc, which hidepid= hides."""
     try:
         os.kill(tid, 0)
     except ProcessLookupError:
@@ -417,14 +416,14 @@ class SysctlWriteReader:
         self._queue = sysctl_writes
 
     def read(self) -> Tuple[ForeignWrite, ...]:
-        found: List[ForeignWrite] = []
+        writes: List[ForeignWrite] = []
         # More than the queue holds come in while it is read: they wait for the next tick.
-        while len(found) < bpf_layout.SYSCTL_WRITES:
+        while len(writes) < bpf_layout.SYSCTL_WRITES:
             write = self._queue.pop()
             if write is None:
                 break
             cgroup, pid, comm, name, value, words = bpf_layout.SYSCTL_WRITE.unpack(write)
-            found.append(
+            writes.append(
                 ForeignWrite(
                     lever=_text(name).rpartition("/")[2],
                     value=_text(value).strip(),
@@ -434,7 +433,7 @@ class SysctlWriteReader:
                     cmdline=command_line(words),
                 )
             )
-        return tuple(found)
+        return tuple(writes)
 
 
 def _text(raw: bytes) -> str:

@@ -22,7 +22,7 @@ _MAPPED = re.compile(r"^(\w+)-(\w+) r(?:[^ \n]+ +){4}(/(?!dev/|run/)[^\n]*)", re
 
 
 def lock_used() -> Optional[str]:
-    """Lock what is used, from now on; why it could not be, or None. Before the first thread.
+    """Lock used pages from now on; returns an error or None. Call before the first thread.
 
     Without MCL_ONFAULT all that is mapped would be resident (40 MB more).  VmLck counts that
     all the same: glibc maps a heap of 64 MB and a stack of 8 MB for each thread, 695 MB of which
@@ -34,25 +34,25 @@ def lock_used() -> Optional[str]:
 
 
 def lock_all() -> Optional[str]:
-    """Lock all that is mapped or will be, used or not; why it could not be, or None."""
+    """Lock all current and future mappings, used or not; returns an error or None."""
     ctypes.CDLL(None).malloc_trim(0)
     return _lock(_CURRENT | _FUTURE)
 
 
 def collect_seldom() -> None:
-    """Leave what is there alone, and look for cycles among 50 000 new objects only, about 5 MB.
+    """Exclude existing objects from garbage collection, and run it per 50 000 new ones, about 5 MB.
 
-    What a tick makes has no cycles and is freed without the collector, which would look
-    through it again and again: a seventh of a tick's time with 1 024 disks.
+    Objects of a tick have no cycles and are freed without the collector, which would scan them
+    repeatedly: a seventh of a tick's time with 1 024 disks.
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
 
 
 def read_in_code() -> Optional[str]:
-    """Read in all code and constants, also those that were not used yet; why not, or None.
+    """Read all code and constants into memory, also unused ones; returns an error or None.
 
-    After `lock_used` they stay: 2.5 MB.  Otherwise they come when they are used first.
+    After `lock_used` they stay, 2.5 MB; otherwise they are loaded at first use.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     problem = None
@@ -66,7 +66,7 @@ def read_in_code() -> Optional[str]:
 
 
 def set_name(name: str) -> None:
-    """What ps(1) shows of this process, 15 bytes."""
+    """The process name in ps(1), 15 bytes."""
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
 
 
@@ -76,7 +76,7 @@ def _lock(flags: int) -> Optional[str]:
 
 
 def _code() -> Iterator[Tuple[int, int]]:
-    """Address and size of what is mapped from executables and libraries."""
+    """Address and size of the mappings of executables and libraries."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for start, end, path in _MAPPED.findall(maps.read()):
             if "/locale/" not in path:  # what is needed of that was read at the start

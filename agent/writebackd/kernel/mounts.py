@@ -47,7 +47,7 @@ def _unescape(field: str) -> str:
 
 
 def parse_mountinfo(text: str) -> Tuple[Mount, ...]:
-    """The mounts in `text` in the kernel's order; lines that make no sense are left out."""
+    """The mounts in `text` in the kernel's order, without malformed lines."""
     return tuple(
         Mount(st_dev, fstype, _unescape(source), _unescape(mountpoint), _unescape(root))
         for st_dev, root, mountpoint, fstype, source in _LINE.findall(text)
@@ -55,17 +55,17 @@ def parse_mountinfo(text: str) -> Tuple[Mount, ...]:
 
 
 def read_mounts(files: KernelFiles) -> Tuple[Mount, ...]:
-    """The mounts of our mount namespace; empty where /proc cannot be read."""
+    """The mounts of our mount namespace; empty if /proc cannot be read."""
     return parse_mountinfo(files.try_read(MOUNTINFO) or "")
 
 
 def mounted_types(files: KernelFiles) -> Set[str]:
-    """Types of these filesystems: ext4, xfs, proc."""
+    """Types of the mounted filesystems: ext4, xfs, proc."""
     return {mount.fstype for mount in read_mounts(files)}
 
 
 def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:
-    """The mount that a path is on, links followed; None where /proc cannot be read."""
+    """The mount of a path, links followed; None if /proc cannot be read."""
     place = os.path.realpath(path)
     above = [
         each for each in read_mounts(files)
@@ -77,7 +77,7 @@ def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:
 
 
 class MountWatch:
-    """Tells whether mounts changed, for the price of one poll(2).
+    """Detects changes of mounts with one poll(2).
 
     The kernel raises POLLERR|POLLPRI on an open mountinfo once after every change.
     """
@@ -91,7 +91,7 @@ class MountWatch:
             self._poll.register(self._file, select.POLLPRI | select.POLLERR)
 
     def changed(self) -> bool:
-        """Whether something was mounted or unmounted since the last call; ask before reading."""
+        """Whether something was mounted or unmounted since the last call; call before reading."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:

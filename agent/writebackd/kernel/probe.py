@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens and reads the probe: BPF, or procfs without it.
 
-Counting goes on in BPF all the time; `read` takes the difference to the last
-call.  Counting starts when the probe is opened, so nothing from before is in it.
+BPF counts all the time; `read` returns the difference since the last call.
+Counting starts when the probe is opened.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CLOCK_COARSE = 6
 
 
 class ProcfsProbe:
-    """The fallback: block statistics come from /proc, everything else is unseen."""
+    """The fallback: block statistics from /proc, nothing else."""
 
     def __init__(self, why: str) -> None:
         self._info = ProbeInfo(
@@ -83,7 +83,7 @@ class ProcfsProbe:
 
 
 class BpfProbe:
-    """The libbpf probe.  Raises BpfError or OSError when it cannot be had."""
+    """The libbpf probe.  Raises BpfError or OSError if it is unavailable."""
 
     BACKEND = "libbpf"
 
@@ -98,10 +98,10 @@ class BpfProbe:
         fsync_hook: str = hooks.AUTO,
         mounted: Collection[str] = tuple(hooks.FSYNC),
     ) -> None:
-        """`image` is the object's content; `cpus` and `devices` size for another host.
+        """`image` is the object's content; `cpus` and `devices` set sizes for another host.
 
-        `fsync_hook`: one of hooks.TIERS that fsync has to be watched by. `mounted`: types of
-        filesystems whose fsync has to be seen, at the price of watching system calls.
+        `fsync_hook`: the required one of hooks.TIERS. `mounted`: types of filesystems whose fsync
+        must be visible, if necessary by hooks on system calls.
         """
         cgroup = cgroup2_mount(files)
         cpus = libbpf.possible_cpus() if cpus is None else cpus
@@ -157,10 +157,10 @@ class BpfProbe:
         obj.set_entries("committers", self._entries)
         self._set_constants(obj)
         for name, size in bpf_layout.VALUE_SIZES.items():
-            found = obj.map(name).value_size
-            if found != size:
+            actual = obj.map(name).value_size
+            if actual != size:
                 raise OSError(
-                    f"map {name} has values of {found} bytes, expected {size}: "
+                    f"map {name} has values of {actual} bytes, expected {size}: "
                     "the BPF object is of another version; rebuild the package"
                 )
         obj.load()
@@ -215,7 +215,7 @@ class BpfProbe:
         )
 
     def read(self, known: Known = unknown) -> Optional[Reading]:
-        """Everything since the last call, of devices that are `known` in any case.
+        """All differences since the last call; devices that are `known` are always included.
 
         Raises BpfError when a map fails.
         """
@@ -253,7 +253,7 @@ class BpfProbe:
         return syncs
 
     def _stamp_requests(self, issue: hooks.Hook) -> None:
-        """A queue keeps no start times: note them ourselves from now on."""
+        """A queue keeps no start times: record them in the probe from now on."""
         try:
             hooks.attach(self._object, issue, None)
             self._issue_attached = True
@@ -263,9 +263,9 @@ class BpfProbe:
             self.choice.misses.append(hooks.NO_START_TIMES)
 
     def go_on_from(self, earlier: BpfProbe) -> None:
-        """Take the syncs that `earlier` has seen begin and this one has not: some are stuck.
+        """Take over the stuck syncs whose beginning only `earlier` has seen.
 
-        For this long both are attached: one that ends meanwhile, and is not missed by both
+        Meanwhile both are attached: a sync that ends, unless both miss that
         (`Choice.misses_ends`), is gone from `earlier`.
         """
         ours, theirs = (probe.inflight_syncs() for probe in (self, earlier))
@@ -277,10 +277,10 @@ class BpfProbe:
         return self._object.map("syncs_inflight")
 
     def covers(self, fstypes: Sequence[str]) -> bool:
-        """False when opening the probe again may give a missing hook or slot.
+        """False if reopening the probe may add a missing hook or slot.
 
-        At its first mount, after the hooks were chosen, a filesystem's module is loaded, and system
-        calls may have to be watched for it.
+        A filesystem's module may be loaded at its first mount, after the hooks were chosen, and may
+        need hooks on system calls.
         """
         if self._losses.read().no_slot:
             return False
@@ -314,7 +314,7 @@ class BpfProbe:
             self._stats_base = self._cost()
 
     def _cost(self) -> Tuple[int, int]:
-        """Nanoseconds spent on requests so far, and requests."""
+        """Nanoseconds spent in request hooks so far, and the number of requests."""
         programs = ["rq_complete"]
         if self._issue_attached and self.choice.issue:
             programs += self.choice.issue.programs
@@ -332,7 +332,7 @@ class BpfProbe:
 
 
 class BccProbe(BpfProbe):
-    """The same for a kernel without BTF: compiled for it by bcc, from its headers."""
+    """The probe for a kernel without BTF, compiled by bcc from its headers."""
 
     BACKEND = "bcc"
 
@@ -342,9 +342,9 @@ class BccProbe(BpfProbe):
 
 @functools.lru_cache(maxsize=None)
 def compiled_programs(image: bytes) -> Dict[str, bytes]:
-    """What bcc made of the source that lies beside the object, for the object's maps.
+    """Programs that bcc compiled from the source next to the object, for the object's maps.
 
-    Raises OSError that says what to do when it cannot be had.
+    Raises OSError that says what to do if it is unavailable.
     """
     with libbpf.Object(image) as obj:
         maps = [each.name for each in obj.maps()]
@@ -352,7 +352,7 @@ def compiled_programs(image: bytes) -> Dict[str, bytes]:
 
 
 def object_path() -> Path:
-    """The compiled object for this machine; the package has one for each that it supports."""
+    """The compiled object for this machine; the package has one for each supported one."""
     package = Path(__file__).resolve().parent.parent
     return package / "_bpf" / f"writeback.{os.uname().machine}.bpf.o"
 
@@ -361,7 +361,7 @@ def object_path() -> Path:
 def object_image() -> bytes:
     """The object's content, read once: later openings must not wait for a disk.
 
-    Raises OSError that says what to do when it is missing.
+    Raises OSError that says what to do if it is missing.
     """
     path = object_path()
     try:
@@ -385,9 +385,9 @@ def open_probe(
     talkers: bool,
     fsync_hook: str = hooks.AUTO,
 ) -> Probe:
-    """The probe that `backend` names ("auto": the best that this kernel takes).
+    """The probe that `backend` names ("auto": the best this kernel supports).
 
-    Raises OSError or BpfError when one asked for by name, or such a hook, cannot be had.
+    Raises OSError or BpfError if a requested probe or hook is unavailable.
     """
     if backend == "procfs":
         if fsync_hook != hooks.AUTO:
@@ -408,12 +408,12 @@ def open_probe(
 
 
 def _best_probe(files: KernelFiles) -> Type[BpfProbe]:
-    """libbpf fits its object to the kernel by BTF, and can do nothing without."""
+    """libbpf needs BTF to relocate its object; without BTF bcc is tried."""
     return BpfProbe if files.path(BTF).exists() else BccProbe
 
 
 def tried() -> ProbeInfo:
-    """What a daemon's probe would have here: opened as the daemon does, and closed; needs root.
+    """The probe a daemon would get here: opened in the same way, then closed; needs root.
 
     Raises OSError or BpfError when only /proc is left.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens the probe again when a filesystem is mounted that was not hooked.
 
-Opening takes 1 to 3 s, and closing waits for the kernel hook by hook: threads do both.
+Opening takes 1 to 3 s, and closing waits for the kernel at each hook, so threads do both.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Reprobe:
-    """Opens the probe again where that may show more."""
+    """Reopens the probe if that may show more."""
 
     def __init__(self, open_again: Callable[[], Probe], devices: Sequence[Device]) -> None:
-        """`devices` are those that the probe was opened for."""
+        """`devices` are those for which the probe was opened."""
         self._open = open_again
         self._devices = devices
         self._tried: Set[str] = set()  # filesystems that the probe was opened anew for
@@ -29,9 +29,9 @@ class Reprobe:
         self._renewed: Optional[Probe] = None  # by the thread
 
     def better(self, probe: Probe, devices: Sequence[Device]) -> Probe:
-        """The same probe, or one that sees more; then `probe` is being closed. Never waits.
+        """The same probe, or a better one, while `probe` is being closed. Never waits.
 
-        Once a tick, before that is read: the old probe reads it, the new one all from then on.
+        Call it before reading a tick: the old probe reads that tick, the new one all later ones.
         """
         if self._thread is not None:
             if not self._thread.is_alive():
@@ -54,7 +54,7 @@ class Reprobe:
         return probe
 
     def join(self, timeout_s: float) -> None:
-        """Until the probe that is being opened is open, or the time is over."""
+        """Wait until the probe being opened is open, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -65,7 +65,7 @@ class Reprobe:
             log.error("probe not reopened: %s", error)
 
     def _begin_after(self, probe: Probe) -> None:
-        """What `probe` reads now is not for the new one, but the syncs that are stuck are."""
+        """Discard what the new probe has read so far, except the stuck syncs of `probe`."""
         renewed = self._renewed
         if not isinstance(renewed, BpfProbe):
             self._renewed = None  # better what we have than nothing

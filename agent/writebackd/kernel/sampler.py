@@ -38,7 +38,7 @@ MOST_RESOLVED = 32
 
 
 class Sampler:
-    """Reads /proc, the topology and the probe; keeps what differences need."""
+    """Reads /proc, the topology and the probe; keeps the values that differences need."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Sampler:
         probe: Probe,
         excluded: Callable[[Device], Optional[str]],
     ) -> None:
-        """`excluded` tells why a device is left alone, or None."""
+        """`excluded` says why a device is left alone, or None."""
         self.probe = probe
         self.excluded = excluded
         self._cgroups = CgroupIndex(files, cgroup2_mount(files))
@@ -66,7 +66,7 @@ class Sampler:
         watch_cgroups: bool = False, paced: Collection[str] = (),
         backings: Tuple[Backing, ...] = (),
     ) -> Sample:
-        """One tick.  Raises OSError, ValueError or BpfError when it cannot be read.
+        """One tick.  Raises OSError, ValueError or BpfError if it cannot be read.
 
         `watch_cgroups`: read the files of cgroups that flood, which pacing needs, and of those
         that are `paced`, whatever they do.
@@ -122,9 +122,9 @@ class Sampler:
         )
 
     def _unlisted(self, reading: Optional[Reading], dirtied: Optional[int]) -> int:
-        """What the kernel counted as dirtied, less what the threads in the probe's table did.
+        """Bytes dirtied according to the kernel, minus those of the threads in the probe's table.
 
-        Without a loss the difference is what threads have dirtied since they were looked at.
+        Without losses the difference is what threads have dirtied since they were read.
         """
         before, self._dirtied = self._dirtied, dirtied
         if reading is None or not reading.unlisted or before is None or dirtied is None:
@@ -132,14 +132,14 @@ class Sampler:
         return max(0, dirtied - before - reading.dirtied_bytes)
 
     def locate(self, write: ForeignWrite) -> ForeignWrite:
-        """The same write with its writer's cgroup, where that is still there."""
+        """The same write with its writer's cgroup, if that still exists."""
         if write.pid is None or write.cgroup_id is None:
             return write
         cgroup = self._cgroups.path(write.cgroup_id, write.pid)
         return replace(write, cgroup=cgroup or self._cgroups.find(write.cgroup_id))
 
     def _grown(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
-        """Growth over the tick of the device's own row, or of its leaves together."""
+        """Growth in the tick of the device's own row, or of its leaves together."""
         own = disks.get(device.devno)
         if own is not None:
             return delta(self._last.get(device.devno, own), own)
@@ -164,7 +164,7 @@ class Sampler:
         self, reading: Optional[Reading], now_s: float, dt_s: float,
         paced: Optional[Collection[str]],
     ) -> Tuple[CgroupSample, ...]:
-        """What each cgroup did to each device; `paced`: None where no files are to be read."""
+        """Each cgroup's activity on each device; `paced`: None if no files are to be read."""
         sums: Dict[Tuple[int, Optional[str]], CgroupReading] = {}
         for (cgroup_id, number), seen in (reading.cgroups if reading else {}).items():
             device = self._topology.by_fs(number)
@@ -210,7 +210,7 @@ class Sampler:
         )
 
     def _named_tasks(self, reading: Optional[Reading]) -> Tuple[TaskSample, ...]:
-        """The tasks with their device's name; the busiest with their cgroup's path."""
+        """The tasks with device names; the busiest with their cgroup path."""
         if reading is None:
             return ()
         busiest = sorted(reading.tasks, key=lambda task: -task.dirtied_bytes)[:NAMED_TASKS]
@@ -223,7 +223,7 @@ class Sampler:
 
 
 def _largest(sums: Mapping[Tuple[int, Optional[str]], CgroupReading]) -> Set[int]:
-    """The cgroups that are worth a look: any user may have some by the thousand."""
+    """The cgroups worth examining: any user may have thousands of small ones."""
     if len(sums) <= MOST_RESOLVED:
         return {cgroup_id for cgroup_id, _ in sums}
     by_bytes = heapq.nlargest(MOST_RESOLVED, sums, key=lambda key: sums[key].dirtied_bytes)
@@ -232,14 +232,14 @@ def _largest(sums: Mapping[Tuple[int, Optional[str]], CgroupReading]) -> Set[int
 
 
 def _add(a: DiskStats, b: DiskStats) -> DiskStats:
-    """Two leaves of one device; it is busy when the busier one is."""
+    """The sum of two leaves of one device, which is as busy as the busier one."""
     return DiskStats(*map(add, a, b))._replace(io_ms=max(a.io_ms, b.io_ms))
 
 
 def _classes(
     device: Device, reading: Optional[Reading]
 ) -> Optional[Mapping[IoClass, ClassSample]]:
-    """The device's requests: those of its leaves together."""
+    """The requests of all leaves of the device."""
     if reading is None:
         return None
     if len(device.leaf_devnos) == 1:

@@ -19,25 +19,25 @@ class Signals:
         self._sender.setblocking(False)
 
     def catch(self) -> None:
-        """From now on; in the main thread only."""
+        """Handle signals from now on; only in the main thread."""
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
 
     def fileno(self) -> int:
-        """Readable after a signal."""
+        """A file descriptor that is readable after a signal."""
         return self._receiver.fileno()
 
     def drain(self) -> None:
-        """Read what woke the selector."""
+        """Read the bytes that woke the selector."""
         try:
             self._receiver.recv(64)
         except BlockingIOError:
             pass
 
     def take_reload(self) -> bool:
-        """Whether SIGHUP came since the last question."""
+        """Whether SIGHUP came since the last call."""
         asked, self._reload = self._reload, False
         return asked
 

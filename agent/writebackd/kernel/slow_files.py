@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads kernel files that may wait for a lock, each in a thread that nobody waits for long."""
+"""Reads kernel files that may wait for a lock, each in a thread, with a short time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Dict, List, Union
 
 from writebackd.kernel.files import KernelFiles
 
-# A read takes 20 us, or as long as whoever holds the lock waits for a disk that hangs.
+# A read takes 20 us, or as long as the lock's holder waits for a hung disk.
 _READ_S = 0.05
 # While one hangs the others are waited for this long, so that a whole shelf costs little.
 _READ_MORE_S = 0.002
@@ -21,21 +21,21 @@ _hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by 
 
 
 def read(files: KernelFiles, directory: str, name: str) -> str:
-    """The file `name` in `directory`, whose files share a lock.
+    """The content of `name` in `directory`, whose files share a lock.
 
-    Raises OSError, EBUSY among it where the kernel keeps it.
+    Raises OSError; EBUSY if the read takes too long.
     """
     for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
         del _hanging[home]
     home, file = str(files.path(directory)), f"{directory}/{name}"
     if home not in _hanging and len(_hanging) < _MOST_HANGING:
-        found: List[Union[str, BaseException]] = []
+        results: List[Union[str, BaseException]] = []
 
         def work() -> None:
             try:
-                found.append(files.read(file))
+                results.append(files.read(file))
             except BaseException as error:
-                found.append(error)
+                results.append(error)
 
         thread = threading.Thread(target=work, name="read", daemon=True)
         try:
@@ -43,7 +43,7 @@ def read(files: KernelFiles, directory: str, name: str) -> str:
         except RuntimeError as error:  # TasksMax= of the unit
             raise OSError(errno.EAGAIN, str(error), file) from None
         thread.join(_READ_MORE_S if _hanging else _READ_S)
-        for result in found:
+        for result in results:
             if isinstance(result, str):
                 return result
             raise result

@@ -20,11 +20,11 @@ _PORTS, _REST = struct.Struct("!HH"), struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFF
 _STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 4 + 48 + 12
 
 
-def owners_are_told(listener: socket.socket) -> bool:
-    """Whether `tcp_peer_uid` works here, by a connection to a listener that does not block.
+def owners_are_known(listener: socket.socket) -> bool:
+    """Whether `tcp_peer_uid` works here, tested by connecting to a non-blocking listener.
 
-    The first question may have the kernel load modules, and wait for their disk: ask it at the
-    start, and none where this one had no answer.
+    The first query may make the kernel load modules, and wait for their disk: send it at the
+    start, and no other if it had no answer.
     """
     with contextlib.suppress(OSError), socket.socket(listener.family) as client:
         client.setblocking(False)  # through the unit's IPAddressDeny= it would never come
@@ -36,9 +36,9 @@ def owners_are_told(listener: socket.socket) -> bool:
 
 
 def tcp_peer_uid(sock: socket.socket) -> Optional[int]:
-    """Who connected from this host; None: not known. The answer is there at once: never waits.
+    """The uid of a local client; None if unknown. Never waits.
 
-    Only of a connection that the peer has not closed: after that the kernel says 0 of anybody's.
+    Only while the peer has not closed the connection: after that the kernel reports uid 0.
     """
     with contextlib.suppress(OSError, struct.error):
         here, there = sock.getsockname(), sock.getpeername()

@@ -3,9 +3,9 @@
 
 Dirty pages belong to the BDI of a whole block device (that of the disk for a
 partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
-All is read from /sys; no device node and no mount point is opened.  A read of queue/*
-may wait all the same for whoever writes another file of a frozen queue: up to 6.10
-any file, on 6.18 rotational and write_cache behind max_sectors_kb.
+Only /sys is read; no device node or mount point is opened.  Even so a read of queue/*
+may wait for a write to another file of a frozen queue: up to 6.10 for any file, on 6.18
+rotational and write_cache for max_sectors_kb.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _natural(name: str) -> str:
 
 
 def _agreed(values: List[Optional[str]]) -> Optional[str]:
-    """The one known value, 'mixed' when they differ, None when none is known."""
+    """The only known value, 'mixed' if they differ, None if none is known."""
     known = {value for value in values if value is not None}
     if len(known) > 1:
         return "mixed"
@@ -58,7 +58,7 @@ def _agreed(values: List[Optional[str]]) -> Optional[str]:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """What the disk at the bottom says of itself."""
+    """Properties that a leaf disk reports."""
 
     devno: str
     rotational: Optional[bool]
@@ -69,7 +69,7 @@ class _Leaf:
 
 
 class _Scan:
-    """One pass over /sys; what has vanished meanwhile is left out."""
+    """One pass over /sys; devices that vanish meanwhile are skipped."""
 
     def __init__(self, files: KernelFiles, mounts: Sequence[Mount]) -> None:
         self._files = files
@@ -89,7 +89,7 @@ class _Scan:
         self.name = {devno: name for name, devno in self.devno.items()}
 
     def disk(self, name: str) -> str:
-        """The whole disk that a partition is on; any other name as it is.
+        """The whole disk of a partition; any other name unchanged.
 
         A partition's directory lies in its disk's, but so does that of an eMMC
         boot area (mmcblk0boot0), a disk of its own: the name decides.
@@ -108,19 +108,19 @@ class _Scan:
         used: Set[str] = set().union(*self._slaves.values())
         used.update(self.disk(member) for members in pools.values() for member in members)
         mounted = self._mounted_disks()
-        found = [
+        devices = [
             self._device(name, self.devno[name], (name,), mounted.get(name, []))
             for name in self._slaves
             if self._counts(name, name in mounted, name in used)
         ]
-        found += self._btrfs_devices(pools)
+        devices += self._btrfs_devices(pools)
         # An identity that two of them share names neither.
-        seen = Counter(device.identity for device in found)
-        found = [
+        seen = Counter(device.identity for device in devices)
+        devices = [
             replace(device, identity=None) if seen[device.identity] > 1 else device
-            for device in found
+            for device in devices
         ]
-        return tuple(sorted(found, key=lambda device: _natural(device.name)))
+        return tuple(sorted(devices, key=lambda device: _natural(device.name)))
 
     def _leaves_of(self, disk: str, above: Tuple[str, ...] = ()) -> Set[str]:
         if disk not in self._leaves:
@@ -132,7 +132,7 @@ class _Scan:
         return self._leaves[disk]
 
     def _counts(self, disk: str, mounted: bool, used: bool) -> bool:
-        """Whether pages can be dirty on this disk's own BDI."""
+        """Whether this disk's own BDI can have dirty pages."""
         if not mounted and (used or _NOT_A_RAW_DISK.match(disk)):
             return False
         size = self._files.try_read(f"/sys/block/{disk}/size")
@@ -211,18 +211,18 @@ class _Scan:
 
     def _btrfs_devices(self, pools: Dict[str, Set[str]]) -> List[Device]:
         mounted = self._btrfs_mounts(pools)
-        found = []
+        devices = []
         for uuid, members in pools.items():
             link = self._files.readlink(f"/sys/fs/btrfs/{uuid}/bdi")
-            # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
+            # Before 5.10 it is unknown which of btrfs-1, btrfs-2 it is.
             bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
             disks = [self.disk(name) for name in members]
-            found.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
-        return found
+            devices.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
+        return devices
 
     def _btrfs_mounts(self, pools: Dict[str, Set[str]]) -> Dict[str, List[Mount]]:
         """Mounts by UUID: st_dev is anonymous, only the source names a member."""
-        found: Dict[str, List[Mount]] = {}
+        mounts: Dict[str, List[Mount]] = {}
         strays = []
         for mount in self._mounts:
             if mount.fstype != "btrfs":
@@ -230,13 +230,13 @@ class _Scan:
             name = self._kernel_name(mount.source)
             owners = [uuid for uuid, members in pools.items() if name in members]
             if owners:
-                found.setdefault(owners[0], []).append(mount)
+                mounts.setdefault(owners[0], []).append(mount)
             else:
                 strays.append(mount)  # "/dev/root", or a node that udev has renamed
-        left = [uuid for uuid in pools if uuid not in found]
+        left = [uuid for uuid in pools if uuid not in mounts]
         if len(strays) == len(left) == 1:
-            found[left[0]] = strays
-        return found
+            mounts[left[0]] = strays
+        return mounts
 
     def _kernel_name(self, source: str) -> Optional[str]:
         """Kernel name of a node in /dev, followed through udev's symbolic links."""
@@ -258,9 +258,9 @@ class _Scan:
 
 
 def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
-    """Those that can move a BDI, each by the mount that a person would name: whole, then shortest.
+    """Filesystems on a BDI, each with the mount a person would name: whole, then shortest.
 
-    Containers come and go by overlay and tmpfs mounts; none moves one.
+    Mounts of containers, overlay and tmpfs, change none of them.
     """
     best: Dict[str, Mount] = {}
     for mount in sorted(read_mounts(files), key=lambda m: (m.root != "/", len(m.mountpoint))):
@@ -270,7 +270,7 @@ def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
 
 
 def scan(files: KernelFiles) -> Tuple[Device, ...]:
-    """Every device that can hold dirty pages for a disk, sorted by name. Never raises.
+    """All devices that can hold dirty pages for a disk, sorted by name. Never raises.
 
     These are block devices with a filesystem, btrfs filesystems, and block
     devices that nothing is mounted from or stacked upon (users of raw disks).
@@ -280,8 +280,8 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
     return _Scan(files, _filesystems(files)).devices()
 
 
-class _Found(NamedTuple):
-    """What a scan came to."""
+class _ScanResult(NamedTuple):
+    """The result of a scan."""
 
     mounts: Tuple[Mount, ...]  # those that can move a BDI
     devices: Tuple[Device, ...]
@@ -289,7 +289,7 @@ class _Found(NamedTuple):
 
 
 class Topology:
-    """The devices as of the last scan, and who owns a device number."""
+    """The devices as of the last scan, and the device of each number."""
 
     def __init__(
         self,
@@ -306,8 +306,8 @@ class Topology:
         self._rescan_at = self._not_before = clock()
         self._thread: Optional[threading.Thread] = None
         self._began = 0.0
-        self._found: Optional[_Found] = None  # by the thread, not taken yet
-        self._current = _Found((), (), {})
+        self._result: Optional[_ScanResult] = None  # by the thread, not taken yet
+        self._current = _ScanResult((), (), {})
         self._error: Optional[str] = None
 
     @property
@@ -317,15 +317,15 @@ class Topology:
 
     @property
     def problem(self) -> Optional[str]:
-        """Why disks that come or go are not seen; None when they are."""
+        """Why new or removed disks are not noticed; None if they are."""
         if self._scanning and self._clock() - self._began > _HANGS_S:
             return f"new disks are not detected: the scan of /sys has taken over {_HANGS_S:.0f} s"
         return self._error
 
     def refresh(self) -> bool:
-        """Take what a scan has found, and begin one if there is a reason; never waits.
+        """Use the result of a finished scan, and start one if needed; never waits.
 
-        Whether the devices are others than before.
+        Returns whether the devices changed.
         """
         if self._uevents is not None and self._uevents.drain():
             self._pending = True
@@ -341,17 +341,17 @@ class Topology:
         return changed
 
     def scan(self) -> bool:
-        """As `refresh`, but now, and waiting for it."""
+        """As `refresh`, but wait for the result."""
         self._scan()
         return self._take()
 
     def join(self, timeout_s: float) -> None:
-        """Until the scan that goes on has come to its end, or the time is over."""
+        """Wait until the running scan has ended, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def by_fs(self, st_dev: str) -> Optional[Device]:
-        """The device behind a superblock's number, or behind a disk or partition.
+        """The device for a superblock's number, or for a disk or partition.
 
         The latter serves filesystems of other mount namespaces and writers to
         the block device itself.
@@ -359,7 +359,7 @@ class Topology:
         return self._current.by_fs.get(st_dev)
 
     def close(self) -> None:
-        """Give back the watch on mounts; the uevent socket is its owner's."""
+        """Close the watch on mounts; the uevent socket belongs to the caller."""
         self._watch.close()
 
     @property
@@ -367,11 +367,11 @@ class Topology:
         return self._thread is not None and self._thread.is_alive()
 
     def _take(self) -> bool:
-        found, self._found = self._found, None
-        if found is None:
+        result, self._result = self._result, None
+        if result is None:
             return False
-        changed = found.devices != self.devices
-        self._current = found if changed else found._replace(devices=self.devices)
+        changed = result.devices != self.devices
+        self._current = result if changed else result._replace(devices=self.devices)
         return changed
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -422,4 +422,4 @@ class Topology:
         self._not_before = end + min(_SCAN_DUTY * (end - began), _LONGEST_PAUSE_S)
         self._rescan_at = end + (_RESCAN_BLIND_S if self._uevents is None else _RESCAN_S)
         self._error = None
-        self._found = _Found(mounts, devices, by_fs)
+        self._result = _ScanResult(mounts, devices, by_fs)

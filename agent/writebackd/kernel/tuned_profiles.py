@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads the profiles of tuned, as it merges them: what they set of the dirty limits."""
+"""Reads tuned's profiles, merged as by tuned, for settings of the dirty limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROFILE_DIRS = re.compile(r"^\s*profile_dirs\s*=([^#\n]*)", re.MULTILINE)
 
 
 def active_profile(files: KernelFiles) -> Optional[str]:
-    """Of tuned, names parted by blanks; empty where it is off, None where no file says so."""
+    """Tuned's profile names, separated by blanks; empty if it is off, None if unknown."""
     active, after = (
         files.try_read(f"/etc/tuned/{name}") for name in ("active_profile", "post_loaded_profile")
     )
@@ -28,7 +28,7 @@ def active_profile(files: KernelFiles) -> Optional[str]:
 
 
 def text_of(files: KernelFiles, path: str) -> Optional[str]:
-    """A file as it is, so that the numbers of its lines are right; None where it is not read."""
+    """A file unchanged, so that line numbers are right; None if it cannot be read."""
     try:
         return files.read_whole(path)
     except OSError:
@@ -36,7 +36,7 @@ def text_of(files: KernelFiles, path: str) -> Optional[str]:
 
 
 class TunedLine(NamedTuple):
-    """One that sets a dirty limit in a profile."""
+    """A line that sets a dirty limit in a profile."""
 
     section: str
     plugin: str  # of the section: sysctl or vm
@@ -47,7 +47,7 @@ class TunedLine(NamedTuple):
 
 
 class Profiles(NamedTuple):
-    """Profiles and what they include, merged."""
+    """Profiles and those they include, merged."""
 
     paths: List[str]
     lines: List[TunedLine]  # in the order in which tuned applies them
@@ -59,10 +59,10 @@ _Sections = Dict[str, Dict[str, _Option]]
 
 
 def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
-    """What tuned would make of these profiles, the later over the earlier."""
-    found, units = Profiles([], [], []), {}  # type: Profiles, _Sections
+    """The profiles as tuned merges them, later ones over earlier ones."""
+    merged, units = Profiles([], [], []), {}  # type: Profiles, _Sections
     for name in profiles:
-        _add_profile(files, name, found, units)
+        _add_profile(files, name, merged, units)
     variables = {name: value for name, (_, value) in units.get("variables", {}).items()}
     for section, options in units.items():
         # The plugin of a section is its name, unless it has a `type=`.
@@ -79,14 +79,14 @@ def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
             setting = match["setting"]
             if plugin == "vm" and value.endswith("%"):
                 setting, value = setting.replace("bytes", "ratio"), value.rstrip("%")
-            found.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
-    return found
+            merged.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
+    return merged
 
 
 def tuned_file(
     files: KernelFiles, name: str, without: Sequence[str] = ()
 ) -> Optional[Tuple[str, str]]:
-    """Path and text of a profile, but for files that tuned has read already."""
+    """Path and text of a profile, skipping files that tuned has read already."""
     own = _PROFILE_DIRS.findall(files.try_read("/etc/tuned/tuned-main.conf") or "")
     for directory in reversed(re.split(r"\s*[,;]\s*", own[-1].strip() if own else _DIRS)):
         path = f"{directory}/{os.path.basename(name)}/tuned.conf"
@@ -97,7 +97,7 @@ def tuned_file(
 
 
 def included(text: str) -> List[str]:
-    """The names that a profile includes."""
+    """The profiles that a profile includes."""
     try:
         _, value = _sections("", text).get("main", {}).get("include", ("", ""))
     except configparser.Error:
@@ -105,23 +105,23 @@ def included(text: str) -> List[str]:
     return list(filter(None, re.split(r"\s*[,;]\s*", value)))
 
 
-def _add_profile(files: KernelFiles, name: str, found: Profiles, units: _Sections) -> None:
-    """What a profile includes, then its own on top."""
-    own = tuned_file(files, name.lstrip("-"), found.paths)
+def _add_profile(files: KernelFiles, name: str, profiles: Profiles, units: _Sections) -> None:
+    """Add the profiles that a profile includes, then its own settings."""
+    own = tuned_file(files, name.lstrip("-"), profiles.paths)
     if own is None:
         # A leading "-": no error where there is none. One that was read already is skipped, too.
         if not name.startswith("-") and tuned_file(files, name) is None:
-            found.unknown.append(name)
+            profiles.unknown.append(name)
         return
     path, text = own
-    found.paths.append(path)
+    profiles.paths.append(path)
     try:
         sections = _sections(path, text)
     except configparser.Error:
-        found.unknown.append(path)  # tuned refuses it
+        profiles.unknown.append(path)  # tuned refuses it
         return
     for each in included(text):
-        _add_profile(files, each, found, units)
+        _add_profile(files, each, profiles, units)
     for section, options in sections.items():
         before = units.get(section)
         if before is None or options.get("replace", ("", ""))[1] in _YES:
@@ -135,7 +135,7 @@ def _add_profile(files: KernelFiles, name: str, found: Profiles, units: _Section
 
 
 def _sections(path: str, text: str) -> _Sections:
-    """Options by section, read with the parser that tuned uses. Raises configparser.Error."""
+    """Options by section, parsed as tuned does. Raises configparser.Error."""
     parser = configparser.ConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#",), strict=False, interpolation=None
     )
@@ -152,6 +152,6 @@ def _sections(path: str, text: str) -> _Sections:
 
 
 def _numbered(text: str) -> Iterator[str]:
-    """The lines, each value with the number of its line in front."""
+    """The lines, with each value preceded by its line number."""
     for number, line in enumerate(text.split("\n"), 1):
         yield re.sub(r"^(\s*[^\s#;\[=][^=]*=)", rf"\g<1>{number}\0 ", line)

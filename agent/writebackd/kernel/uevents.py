@@ -25,9 +25,9 @@ class Uevents:
         self._sock.setblocking(False)
 
     def drain(self) -> int:
-        """Read all that waits, without blocking; the number of reasons to scan again.
+        """Read all pending events, without blocking; returns the number of reasons to scan again.
 
-        Lost events are one: ENOBUFS says that the kernel dropped some, and not which.
+        Lost events count as one: ENOBUFS does not say which the kernel dropped.
         """
         reasons = 0
         while True:
@@ -46,7 +46,7 @@ class Uevents:
 
 
 def open_uevents() -> Tuple[Optional[Uevents], Optional[str]]:
-    """The socket, or None and the reason to print: a rescan then finds what came."""
+    """The socket, or None and the reason: new disks are then found by periodic scans."""
     # No library: what it takes is these calls, and one that knows all of netlink 17 MB and 90 ms.
     sock: Optional[socket.socket] = None
     try:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The global dirty limits: /proc/sys/vm/dirty_* and what /proc/vmstat makes of them.
+"""The global dirty limits: /proc/sys/vm/dirty_* and the thresholds in /proc/vmstat.
 
 Limit and background limit are a *pair* of files each, bytes and ratio: two
-forms of one setting.  Writing one form zeroes the other, and 0 is refused by
-the bytes files, so a host in ratio form is brought back by writing the ratio.
-(mm/page-writeback.c)
+forms of one setting.  Writing one form zeroes the other, and the bytes files
+refuse 0, so the ratio form is restored by writing the ratio (mm/page-writeback.c).
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ def in_words(limits: VmLimits) -> str:
 
 
 def _natural(value: int, name: str) -> int:
-    """`value`, if the kernel can have it: an unsigned long. Raises ValueError."""
+    """`value`, if the kernel accepts it: an unsigned long. Raises ValueError."""
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name}: {str(value)[:20]} is impossible")
     return value
 
 
 def read_limits(files: KernelFiles) -> VmLimits:
-    """The four files. Raises OSError, or ValueError where one is not a number."""
+    """The four files. Raises OSError, or ValueError if one is not a number."""
     # Four files are not read at one instant: a write in between shows as a pair
     # with both forms set (which the kernel never has) or none (a rare setting).
     for _ in range(2):
@@ -85,7 +84,7 @@ def write_lever(files: KernelFiles, lever: str, value: int) -> None:
 
 
 def write_pair(files: KernelFiles, pair: Pair, current: PairValue, wanted: PairValue) -> None:
-    """Bring `pair` from `current` to `wanted`, in the form of `wanted`.
+    """Change `pair` from `current` to `wanted`, in the form of `wanted`.
 
     Raises OSError with the kernel's errno.
     """
@@ -107,12 +106,12 @@ def _counter(counters: Mapping[str, str], name: str) -> int:
 
 
 def read_state(files: KernelFiles) -> VmState:
-    """The limits with their thresholds, and what is dirty now, in bytes.
+    """The limits with their thresholds, and the dirty pages, in bytes.
 
     The kernel computes both thresholds while /proc/vmstat is read: exact in bytes form,
-    in ratio form from the memory of the moment.  A real-time reader sees a quarter of the
-    limit and 1/32 of the smoothed limit more (6.18: 4921 instead of 3841 pages), so whoever
-    reads back must not be real-time.  nr_dirty may be off by 125 pages per CPU and node.
+    in ratio form from the current memory.  A real-time reader sees a quarter of the limit
+    and 1/32 of the smoothed limit more (6.18: 4921 instead of 3841 pages), so the caller
+    must not be real-time.  nr_dirty may be off by 125 pages per CPU and node.
     Raises OSError, or ValueError naming the file.
     """
     limits = read_limits(files)
@@ -140,10 +139,10 @@ def read_state(files: KernelFiles) -> VmState:
 
 
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:
-    """What the kernel makes of a pair in bytes form, both in pages.
+    """The kernel's thresholds for a pair in bytes form, both in pages.
 
-    It rounds up to pages, and takes half of the limit for a background limit
-    that is not below it (global_dirty_limits()).
+    It rounds up to pages, and replaces a background limit that is not below the
+    limit by half of the limit (global_dirty_limits()).
     """
     limit = -(-limit_bytes // page)
     background = -(-background_bytes // page)
@@ -151,18 +150,18 @@ def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> T
 
 
 def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
-    """Where the thresholds in force are not those of the two limits; None if they are.
+    """How the thresholds in force differ from the two limits; None if they match.
 
-    One page is allowed for.  The sysctl files are no proof: they read back what
-    was written even where the kernel uses something else.
+    A difference of one page is accepted.  The sysctl files prove nothing: they read
+    back what was written even if the kernel uses something else.
     """
     page = page_size()
     expected = expected_thresholds(limit_bytes, background_bytes, page)
-    found = (state.threshold_bytes // page, state.background_threshold_bytes // page)
+    in_force = (state.threshold_bytes // page, state.background_threshold_bytes // page)
     wrong = [
         f"{name} is {has} pages instead of {should}"
         for name, has, should in zip(
-            ("nr_dirty_threshold", "nr_dirty_background_threshold"), found, expected
+            ("nr_dirty_threshold", "nr_dirty_background_threshold"), in_force, expected
         )
         if abs(has - should) > 1
     ]
@@ -175,7 +174,7 @@ def page_size() -> int:
 
 
 def _cpus_online(files: KernelFiles) -> Optional[int]:
-    """From a list such as `0-3,8`; None where it cannot be read."""
+    """The number of CPUs in a list such as `0-3,8`; None if it cannot be read."""
     text = files.try_read("/sys/devices/system/cpu/online")
     try:
         ends = [part.split("-") for part in (text or "").split(",")]

@@ -20,10 +20,10 @@ class EventKind(Enum):
 
 @dataclass(frozen=True)
 class AlertEvent:
-    """Something that a person is to be told once.
+    """Something to notify people about once.
 
-    `alert` is as it is now, at an end as it was seen last; `before` as it was told the time
-    before, where it changed. `id` is the same from begin to end.
+    `alert` is the current state, at an end the last one; `before` is the one reported last, if it
+    changed. `id` is the same from begin to end.
     """
 
     what: EventKind
@@ -34,7 +34,7 @@ class AlertEvent:
 
     @property
     def changed(self) -> str:
-        """What changed, in words; empty where nothing did."""
+        """The changes in words; empty without any."""
         if self.before is None:
             return ""
         said = []
@@ -51,16 +51,16 @@ class AlertEvent:
 class _Standing:
     id: str
     alert: Alert  # as of the last tick
-    told: Alert
-    named: bool  # a culprit was told
+    reported: Alert
+    named: bool  # a culprit was reported
 
 
 class Tracker:
-    """Remembers what stands.
+    """Remembers the active alerts and what was reported of them.
 
-    Numbers move in every tick, and so does who is the heaviest of several culprits: neither
-    is worth a word. Severity and cause are, and the first culprit that is found. An alert
-    whose cause changed is the same trouble: one change, not an end and a begin.
+    Numbers change in every tick, and so does the heaviest of several culprits: neither is
+    reported. Severity and cause are, and the first culprit. An alert whose cause changed is
+    the same problem: one change, not an end and a begin.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Tracker:
     def tell(
         self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
     ) -> Tuple[AlertEvent, ...]:
-        """What happened since the last call; of two alerts with one key the first counts.
+        """The events since the last call; of two alerts with one key the first counts.
 
-        `hidden` stand as well, and another one explains them: those that had begun have not
-        ended, and no other begins.
+        `hidden` are active, but explained by another alert: those that had begun do not end, and
+        others do not begin.
         """
         now: Dict[Key, Alert] = {}
         for alert in active:
@@ -96,13 +96,13 @@ class Tracker:
                 continue
             named = known.named or bool(alert.culprits)
             news = (
-                alert.severity is not known.told.severity
-                or alert.cause is not known.told.cause
+                alert.severity is not known.reported.severity
+                or alert.cause is not known.reported.cause
                 or named is not known.named
             )
             if news:
-                events.append(AlertEvent(EventKind.CHANGE, known.id, alert, wall_s, known.told))
-            standing[key] = _Standing(known.id, alert, alert if news else known.told, named)
+                events.append(AlertEvent(EventKind.CHANGE, known.id, alert, wall_s, known.reported))
+            standing[key] = _Standing(known.id, alert, alert if news else known.reported, named)
         behind = {each.key[:2] for each in hidden}
         for key in [each for each in gone if each[:2] in behind]:
             standing[key] = gone.pop(key)
@@ -112,7 +112,7 @@ class Tracker:
         return (*ended, *events)
 
     def standing(self, wall_s: float) -> Tuple[AlertEvent, ...]:
-        """What stands, as begun, for somebody who comes to know of it only now."""
+        """The active alerts as begin events, for a route that starts only now."""
         return tuple(
             AlertEvent(EventKind.BEGIN, each.id, each.alert, wall_s)
             for each in self._standing.values()

@@ -20,13 +20,13 @@ _LONGEST = 512
 
 
 def line(text: str) -> str:
-    """`text` as one line of bounded length that can be shown anywhere."""
+    """`text` as one line of limited length that is safe to display."""
     plain = formats.printable(text)
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 3] + "..."
 
 
 def runbook_of(alert: Alert, base: str = RUNBOOK) -> str:
-    """The address of the section on this alert."""
+    """The address of the runbook's section on this alert."""
     return f"{base}#{alert.name.value.lower()}"
 
 
@@ -40,7 +40,7 @@ def who(culprit: Culprit) -> str:
 
 
 def headline(event: AlertEvent) -> str:
-    """One line that says it all but the numbers."""
+    """The alert in one line, without numbers."""
     alert = event.alert
     name = f"{alert.name.value} on {where(alert)}"
     if event.what is EventKind.END:
@@ -51,7 +51,7 @@ def headline(event: AlertEvent) -> str:
 
 
 def alert_json(alert: Alert, base: str = RUNBOOK) -> Dict[str, Any]:
-    """The keys of `status` and more; since in seconds since 1970, rates bytes per second."""
+    """The keys of `status` and more; since in seconds since 1970, rates in bytes per second."""
     evidence = alert.evidence
     return {
         "name": alert.name.value,
@@ -82,7 +82,7 @@ def _culprit_json(culprit: Culprit) -> Dict[str, Any]:
 
 
 def alert_event_json(event: AlertEvent, host: str, base: str = RUNBOOK) -> Dict[str, Any]:
-    """What a hook is given and the history keeps: the alert, and what became of it."""
+    """The event as JSON for hooks and the history."""
     return {
         "what": event.what.value,
         "id": line(event.id),
@@ -94,7 +94,7 @@ def alert_event_json(event: AlertEvent, host: str, base: str = RUNBOOK) -> Dict[
 
 
 def fact(name: str, value: Optional[float]) -> str:
-    """A figure of the evidence, as people read it; its unit is the end of its name."""
+    """A figure of the evidence for display; the end of its name is its unit."""
     if value is None or not math.isfinite(value):
         return f"{name} {formats.UNKNOWN}"
     for end, text in (("_bytes", formats.size(value)), ("_share", formats.percent(value))):
@@ -107,7 +107,7 @@ def fact(name: str, value: Optional[float]) -> str:
 
 
 def fact_lines(alert: Alert) -> Optional[str]:
-    """The evidence in one line: sync_rate 12, fsync_p99 2100 ms; None: there is none."""
+    """The evidence in one line: sync_rate 12, fsync_p99 2100 ms; None without any."""
     if alert.evidence is None or not alert.evidence.facts:
         return None
     return line(", ".join(fact(name, value) for name, value in alert.evidence.facts))

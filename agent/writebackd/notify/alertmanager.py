@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Alertmanager, API v2: posts the active alerts, again and again.
 
-Its facts, as of 0.25: the labels are an alert's identity; endsAt in the future means it burns,
-and without a word until then it is over; of two messages on one alert the later endsAt counts,
-unless the newer one lies in the past of Alertmanager's own clock. So where our clock is ahead,
-"it ended now" is not believed at first, and is said again until the last endsAt has passed.
+Its rules, as of 0.25: the labels are an alert's identity; with endsAt in the future it is firing,
+and it is resolved then unless resent; of two messages on one alert the later endsAt counts, unless
+the newer one is in the past of Alertmanager's own clock. So if our clock is ahead, "it ended now"
+is ignored at first, and is resent until the last endsAt has passed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 API = "/api/v2/alerts"
 # An alert that is not heard of for so many resends is over, as Prometheus has it.
 _LIVES = 3
-# Culprits that fit an annotation somebody reads.
+# Culprits that fit a readable annotation.
 _MOST_CULPRITS = 3
-# Ended ones that are still told of: the bound on what a dead Alertmanager makes us keep.
+# Ended alerts that are still sent: bounds what we keep for a dead Alertmanager.
 MAX_ENDED = 256
 
 LabelSet = Tuple[Tuple[str, str], ...]
@@ -37,9 +37,9 @@ Post = Callable[[str, bytes, float], Answer]
 
 
 def labels_of(alert: Alert, host: str) -> LabelSet:
-    """What does not move while the alert is the same, and severity, which receivers go by.
+    """The constant parts of an alert, and severity, by which receivers are chosen.
 
-    When that rises it is another alert to Alertmanager; the set it had is resolved.
+    A new severity makes it another alert for Alertmanager; the old label set is resolved.
     """
     labels = {
         "alertname": "Writebackd" + alert.name.value.title().replace("_", ""),
@@ -53,23 +53,23 @@ def labels_of(alert: Alert, host: str) -> LabelSet:
 
 
 def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
-    """All that moves: the numbers, who, what was done."""
+    """The parts that change: numbers, culprits, what was done."""
     culprits = "; ".join(who(each) for each in alert.culprits[:_MOST_CULPRITS])
-    found = {
+    annotations = {
         "summary": line(alert.summary),
         "done": line(alert.done),
         "culprits": culprits,
         "evidence": fact_lines(alert) or "",
         "runbook_url": runbook_of(alert, runbook),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in annotations.items() if text}
 
 
 class Alertmanager(Route):
-    """One server; several have a route each, so that a dead one delays no other.
+    """One server; several have a route each, so that a dead one does not delay the others.
 
-    All that stands goes in one message: at once when something begins, ends or changes its
-    labels, else every `resend_s`.
+    All active alerts are one message: sent at once if one begins, ends or changes its labels,
+    else every `resend_s`.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Alertmanager(Route):
         self._send = send
         self._backoff = backoff or Backoff(last_s=min(60.0, resend_s))
         self._active: Dict[LabelSet, Alert] = {}
-        # The alert, when it ended (wall clock), and until when that is told (monotonic; None:
-        # not told at all yet).
+        # The alert, when it ended (wall clock), and until when that is sent (monotonic; None:
+        # not sent yet).
         self._ended: Dict[LabelSet, Tuple[Alert, float, Optional[float]]] = {}
         self._lost = 0
         self._news = 0  # changes of what stands, so far
@@ -115,7 +115,7 @@ class Alertmanager(Route):
         self._send, self._backoff = other._send, other._backoff
 
     def _count_waiting(self) -> int:
-        """While it is dead that is what it does not know; else nothing waits."""
+        """Count what a dead server has not received; otherwise nothing waits."""
         return len(self._active) + len(self._ended) if self._error is not None else 0
 
     def _run(self) -> None:
@@ -135,7 +135,7 @@ class Alertmanager(Route):
             wait_s = self._resend_s
             if self._post():
                 said = news
-                self._told_ended(ended)
+                self._keep_ended(ended)
             else:
                 wait_s = self._backoff.fail()
             if closing:
@@ -143,7 +143,7 @@ class Alertmanager(Route):
             self._pause(wait_s, news)
 
     def _body(self, now_s: float) -> List[Dict[str, Any]]:
-        """All alerts to send at `now_s` (wall clock), those that ended included."""
+        """All alerts to send at `now_s` (wall clock), including ended ones."""
         until_s = now_s + _LIVES * self._resend_s
         body = [self._entry(labels, alert, until_s) for labels, alert in self._active.items()]
         for labels, (alert, end_s, _) in self._ended.items():
@@ -177,11 +177,11 @@ class Alertmanager(Route):
         self._backoff.reset()
         return True
 
-    def _told_ended(self, told: List[LabelSet]) -> None:
-        """Say it for as long as Alertmanager might still hold our last endsAt for true."""
+    def _keep_ended(self, sent: List[LabelSet]) -> None:
+        """Resend ended alerts while Alertmanager may still believe our last endsAt."""
         now = time.monotonic()
         with self._lock:
-            for labels in told:
+            for labels in sent:
                 if labels not in self._ended:
                     continue
                 alert, end_s, until = self._ended[labels]
@@ -191,7 +191,7 @@ class Alertmanager(Route):
                     del self._ended[labels]
 
     def _pause(self, seconds: float, news: int) -> None:
-        """Until it is time to resend; news end it, but not a pause before another try."""
+        """Wait until the next resend; news end the wait, but not a pause after a failure."""
         until = time.monotonic() + seconds
         while not (self._closing or self._replaced) and time.monotonic() < until:
             self._rest(until - time.monotonic())

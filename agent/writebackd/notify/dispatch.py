@@ -24,12 +24,11 @@ _Key = Tuple[str, str]
 
 
 class Routes:
-    """Where alerts are told, as the policy says. Every route has its own thread and its own
-    bound: a dead one delays neither the caller nor the others.
-    """
+    """The alert routes of the policy. Each has its own thread and limits, so that a dead one delays
+    neither the caller nor the others."""
 
     def __init__(self, settings: Routing, host: str = "") -> None:
-        """Start the routes. `host` is what receivers are told it is about, else its name."""
+        """Start the routes. `host` is the host's name for receivers, default its own name."""
         self.host = host or os.uname().nodename
         # Looked for once: a reload comes in the loop, which never waits for a disk.
         self._installed = installed_runbook()
@@ -40,14 +39,14 @@ class Routes:
 
     @property
     def runbook(self) -> str:
-        """The address of the runbook, without the section."""
+        """The address of the runbook, without a section."""
         return self._runbook
 
     def reload(self, settings: Routing) -> None:
-        """Other settings: a route of the same kind goes on, with what waits in it.
+        """Apply new settings: a route of the same kind continues with its queue.
 
-        One that is new, or has other receivers, is told what stands as begun. One that is no
-        more tells what waits, and ends.
+        A new one, or one with other receivers, gets the active alerts as begun. A removed one
+        sends what is queued, and ends.
         """
         self._runbook = settings.runbook or self._installed
         before, self._routes = self._routes, {}
@@ -66,7 +65,7 @@ class Routes:
             self._strangers.discard(key)
 
     def _wanted(self, settings: Routing) -> Iterator[Route]:
-        """Routes as the settings say, none of them started."""
+        """The routes in the settings, not started."""
         host, book, limit_s = self.host, self._runbook, settings.timeout_s
         if settings.journal:
             yield journal_route(book)
@@ -80,12 +79,12 @@ class Routes:
     def tell(
         self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
     ) -> Tuple[AlertEvent, ...]:
-        """What is wrong as of this tick; the answer is what happened since the last.
+        """Send the alerts of this tick; returns the events since the last call.
 
-        Never blocks. `wall_s` in seconds since 1970; `hidden` is what another alert explains.
+        Never blocks. `wall_s` in seconds since 1970; `hidden` are explained by another alert.
         """
         events = self._tracker.tell(active, wall_s, hidden)
-        # What was told as begun and has not ended an Alertmanager has to hear again.
+        # A new Alertmanager must learn of alerts that were sent and have not ended.
         active = (*active, *(each for each in hidden if self._tracker.knows(each)))
         news = {each.id for each in events}
         old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
@@ -101,10 +100,10 @@ class Routes:
         return tuple(route.state() for route in self._routes.values())
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """One more try at what waits, for at most `timeout_s` together. True when all is told.
+        """Try once more to send what is queued, within `timeout_s`. True if all was sent.
 
-        What stands is not taken back: Alertmanager keeps it for three resends, within which
-        the next start says it again.
+        Active alerts are not resolved: Alertmanager keeps them for three resends, within which
+        the next start sends them again.
         """
         deadline = time.monotonic() + timeout_s
         for route in self._routes.values():
@@ -114,7 +113,7 @@ class Routes:
 
 
 def installed_runbook() -> str:
-    """The address of the runbook beside this program: of the checkout, or below its prefix."""
+    """The address of the runbook next to this program: in the checkout, or below its prefix."""
     here = Path(__file__).resolve().parents
     # A package may lie less deep than both, in /opt or a container.
     for depth, docs in ((3, "docs"), (4, "share/doc/writebackd/docs")):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Runs a program of the admin's for each alert event, with the event as JSON on stdin.
+"""Runs an admin's program for each alert event, with the event as JSON on stdin.
 
-Without root's rights, for a bounded time: it may hang, flood its output, or leave children behind.
+It runs unprivileged, with a time limit: it may hang, flood its output, or leave children behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .route import QueuedRoute, Refused, RouteError
 
 # Of its output that is kept for the log; the rest is read and thrown away.
 _MOST_OUTPUT = 4096
-# How long an end is looked for at a time: nothing tells it but asking (pidfd: Linux 5.3).
+# Seconds between checks for the end: it can only be polled (pidfd: Linux 5.3).
 _LOOK_S = 0.05
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NOBODY = 65534
@@ -50,7 +50,7 @@ def _send(program: str, host: str, runbook: str, limit_s: float, event: AlertEve
 def run_unprivileged(
     name: str, argv: Sequence[str], text: bytes, limit_s: float, set_uid: bool = False
 ) -> None:
-    """As `run_program`, by the command that `unprivileged` makes of it."""
+    """As `run_program`, with the command made by `unprivileged`."""
     try:
         run_program(unprivileged(name, argv, limit_s, set_uid), text, limit_s)
     except Refused as error:
@@ -68,7 +68,7 @@ def _unit(name: str) -> str:
 def unprivileged(
     name: str, argv: Sequence[str], limit_s: float, set_uid: bool = False
 ) -> List[str]:
-    """The command that runs `argv` as somebody who may nothing; only root may change the program.
+    """A command that runs `argv` without privileges; only root may change the program.
 
     `name` is the route's. `set_uid`: a set-uid or set-gid program that it starts gains what it is
     made to gain, as an MTA's that takes mail from every user. Raises RouteError.
@@ -111,7 +111,7 @@ def unprivileged(
 
 
 def _may_change_user() -> bool:
-    """Not within the unit, whose CapabilityBoundingSet= is narrow."""
+    """Whether we may: not within the unit, with its narrow CapabilityBoundingSet=."""
     effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.M)
     return effective is not None and int(effective[1], 16) & _CAPABILITIES == _CAPABILITIES
 
@@ -159,13 +159,13 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
 
 
 def _let_it_be_killed_first(pid: int) -> None:
-    """It inherits OOMScoreAdjust=-900, and in the unit's MemoryMax= the agent is the largest."""
+    """Undo the inherited OOMScoreAdjust=-900: the agent is the unit's largest process."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("500")
 
 
 def _watch(child: "subprocess.Popen[bytes]", pipe: int, deadline: float) -> bytes:
-    """The start of its output, once it has ended or the time is over."""
+    """The start of its output, when it has ended or the time is over."""
     output = b""
     open_ = True
     while True:

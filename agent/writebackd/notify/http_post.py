@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One HTTP POST with a time limit on the whole; http.client has one only for each read.
+"""One HTTP POST with a total time limit; http.client has only one for each read.
 
-A server that answers a byte every nine seconds keeps a limit of ten from ever running out.
-It also saves the 3 MB of http.client and ssl where no https is asked for.
+A server that sends a byte every nine seconds never exceeds a read limit of ten.  It also saves the
+3 MB of http.client and ssl if https is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST = 16384  # bytes of an answer that are looked at
 
 
 class Answer(NamedTuple):
-    """The status code, and the start of what was said with it."""
+    """The status code, and the start of the body."""
 
     status: int
     text: str
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 def post(url: str, body: bytes, limit_s: float) -> Answer:
     """Send JSON. Raises OSError (TimeoutError when `limit_s` is over) or ValueError.
 
-    The resolver has a limit of its own, 10 s or so, when it looks up the server's name.
+    The resolver's own limit applies to the lookup of the server's name, about 10 s.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -43,10 +43,10 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """The first address that answers: localhost is ::1 as well, where few listen."""
+    """Connect to the first address that answers: localhost is also ::1, where few listen."""
     error: OSError = OSError("the name has no address")
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for tried, (family, kind, protocol, _, address) in enumerate(found):
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
         try:
             # Refused as well: where IPv6 is off, or the unit lets no such socket be made.
             connection = socket.socket(family, kind, protocol)
@@ -56,7 +56,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         try:
             # A share of the time: one that is never answered leaves some for the next.
             now = time.monotonic()
-            _limit(connection, now + (deadline - now) / (len(found) - tried))
+            _limit(connection, now + (deadline - now) / (len(addresses) - tried))
             connection.connect(address)
             return connection
         except OSError as failed:

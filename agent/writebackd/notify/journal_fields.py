@@ -20,7 +20,7 @@ LIMITS = ("dirty_bytes", "dirty_background_bytes")
 
 
 def lever(action: Action, reason: str, decision_id: Optional[str] = None) -> Dict[str, Any]:
-    """A lever was set for a reason; without one it was put back.
+    """Fields for a lever that was set for a reason, or restored without one.
 
     `decision_id` is that of the device whose need became the limit, as `why` and the history have
     it; levers beside the limits have their own reasons.
@@ -41,7 +41,7 @@ def lever(action: Action, reason: str, decision_id: Optional[str] = None) -> Dic
 
 
 def foreign(write: ForeignWrite) -> Dict[str, Any]:
-    """Somebody else set a lever."""
+    """Fields for a lever that another process set."""
     fields = {
         "MESSAGE_ID": FOREIGN_WRITER,
         "LEVER": write.lever,
@@ -56,5 +56,5 @@ def foreign(write: ForeignWrite) -> Dict[str, Any]:
 
 
 def foreign_limits(intrusions: Sequence[Intrusion]) -> Dict[str, Any]:
-    """As `foreign`, of the first limit among them; nothing where there is none."""
+    """As `foreign`, for the first limit among them; empty without any."""
     return next((foreign(each.write) for each in intrusions if each.write.is_limit), {})

@@ -28,20 +28,20 @@ _LEVEL = {2: logging.CRITICAL, 4: logging.WARNING, 5: logging.INFO}
 
 
 def journal_route(runbook: str) -> QueuedRoute:
-    """Where there is no journald, the log is told."""
+    """A route to the journal, or to the log if there is no journald."""
     native = journald.is_there()
     target = journald.SOCKET if native else "the log"
     return QueuedRoute("journal", target, partial(_send, runbook, native))
 
 
 def _send(runbook: str, native: bool, event: AlertEvent) -> None:
-    """Raises OSError."""
-    found = fields(event, runbook)
+    """Send the event to the journal. Raises OSError."""
+    entry = fields(event, runbook)
     if native:
-        journald.send(found)
+        journald.send(entry)
     if not native or "JOURNAL_STREAM" not in os.environ:
         # Somebody may be looking at standard error, which is not the journal then.
-        log.log(_LEVEL[found["PRIORITY"]], "%s", found["MESSAGE"])
+        log.log(_LEVEL[entry["PRIORITY"]], "%s", entry["MESSAGE"])
 
 
 def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
@@ -51,7 +51,7 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
     text = headline(event)
     if not over:
         text += f": {line(alert.summary)}"
-    found: Dict[str, Any] = {
+    entry: Dict[str, Any] = {
         "MESSAGE": text,
         "MESSAGE_ID": MESSAGE_IDS[event.what],
         "PRIORITY": _OVER if over else _PRIORITY[alert.severity],
@@ -68,14 +68,14 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
         "DONE": line(alert.done),
         "RUNBOOK": runbook_of(alert, runbook),
     }
-    found.update(_facts(alert))
+    entry.update(_facts(alert))
     if alert.culprits:
-        found.update(_culprit(alert.culprits[0]))
-    return {name: value for name, value in found.items() if value != ""}
+        entry.update(_culprit(alert.culprits[0]))
+    return {name: value for name, value in entry.items() if value != ""}
 
 
 def _facts(alert: Alert) -> Dict[str, str]:
-    """FACT_SYNC_RATE=12.5 and so on; letters that a field's name may have."""
+    """FACT_SYNC_RATE=12.5 and so on, with the letters allowed in field names."""
     facts = alert.evidence.facts if alert.evidence is not None else ()
     return {
         f"FACT_{name.upper()}": f"{value:g}"
@@ -85,12 +85,12 @@ def _facts(alert: Alert) -> Dict[str, str]:
 
 
 def _culprit(culprit: Culprit) -> Dict[str, str]:
-    """The heaviest one.
+    """Fields for the heaviest culprit.
 
-    With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows that
-    backup.service is to blame.
+    With OBJECT_SYSTEMD_UNIT, which root may set, `journalctl -u backup.service` shows alerts
+    caused by backup.service.
     """
-    found = {
+    entry = {
         "CULPRIT": who(culprit),
         "CULPRIT_PID": culprit.pid,
         "CULPRIT_COMM": culprit.comm,
@@ -100,4 +100,4 @@ def _culprit(culprit: Culprit) -> Dict[str, str]:
         "OBJECT_SYSTEMD_UNIT": culprit.unit,
         "CULPRIT_BYTES_PER_SECOND": None if culprit.dirty_rate is None else int(culprit.dirty_rate),
     }
-    return {name: line(str(value)) for name, value in found.items() if value is not None}
+    return {name: line(str(value)) for name, value in entry.items() if value is not None}

@@ -29,10 +29,10 @@ def _send(
 
 
 def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> bytes:
-    """The mail, headers included.
+    """The mail with its headers.
 
-    What comes from elsewhere (names of processes and devices) has no line ends left by
-    alert_text.line, and EmailMessage refuses a header that has one.
+    alert_text.line has removed line ends from foreign text (names of processes and devices), and
+    EmailMessage refuses a header that has one.
     """
     # Megabytes, with OpenSSL, that are only there when mail is.
     from email.message import EmailMessage
@@ -52,7 +52,7 @@ def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> by
     else:
         mail["In-Reply-To"] = first
         mail["References"] = first
-    # Out-of-office answers to root help nobody (RFC 3834).
+    # No out-of-office answers to root (RFC 3834).
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Writebackd-Alert"] = alert.name.value
     mail.set_content("\n".join(body(event, host, runbook)) + "\n")
@@ -60,7 +60,7 @@ def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> by
 
 
 def body(event: AlertEvent, host: str, runbook: str) -> List[str]:
-    """What somebody needs at 3 AM, most needed first."""
+    """The text of the mail, the most urgent information first."""
     alert = event.alert
     since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(alert.since_s))
     lines = [headline(event), "", f"host     {line(host)}", f"since    {since}"]

@@ -27,27 +27,27 @@ REFUSALS = 5
 
 
 class RouteError(Exception):
-    """It could not be told; the text says why. It is tried again."""
+    """The event could not be sent; the text says why. It will be tried again."""
 
 
 class Refused(RouteError):
-    """The far side was there and would not have it: tried again REFUSALS times."""
+    """The receiver rejected the event; it is tried again up to REFUSALS times."""
 
 
 @dataclass(frozen=True)
 class RouteState:
-    """A route as `alerts` shows it."""
+    """The state of a route as shown by `alerts`."""
 
     name: str
     target: str
-    told: int  # events or, where the whole state is sent, times that it was
+    told: int  # events sent, or how often the whole state was
     waiting: int
-    lost: int  # that were never told and never will be
+    lost: int  # that were never sent and never will be
     error: Optional[str]  # of the last try; None: it went well
 
 
 class Backoff:
-    """Doubling waits between tries; in seconds."""
+    """Doubling delays between tries, in seconds."""
 
     def __init__(self, first_s: float = FIRST_RETRY_S, last_s: float = LAST_RETRY_S) -> None:
         self._first_s, self._last_s = first_s, last_s
@@ -62,11 +62,11 @@ class Backoff:
 
 
 class Route:
-    """A thread, what went wrong, and how often. Subclasses say what is told in `_run`."""
+    """A thread with its last error and counts. Subclasses send in `_run`."""
 
     def __init__(self, name: str, target: str) -> None:
         self.name, self.target = name, target
-        self._told = 0
+        self._sent = 0
         self._lost = 0
         self._error: Optional[str] = None
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Route:
         self._thread = threading.Thread(target=self._live, name=f"route {name}"[:15], daemon=True)
 
     def start(self) -> None:
-        """Begin to tell, unless it has. Where there is no thread to be had that is shown."""
+        """Start the thread if it does not run; without a thread the error is shown."""
         if self._thread.ident is not None:
             return
         try:
@@ -86,10 +86,10 @@ class Route:
             self._failed(str(error))
 
     def become(self, other: Any) -> bool:
-        """Go on as `other`, a route of the same kind that was not started; whether its target
-        is another one.
+        """Take the settings of `other`, a route of the same kind that was not started; whether its
+        target changed.
 
-        What waits and what was counted stays. A try that is under way is still the old one's.
+        Queue and counters stay. A try in progress still uses the old settings.
         """
         with self._lock:
             moved = bool(self.target != other.target)
@@ -104,22 +104,22 @@ class Route:
         raise NotImplementedError
 
     def meet(self, standing: Sequence[AlertEvent]) -> None:
-        """Of a route that is new, or has another target: what has begun before. Never blocks."""
+        """Receive earlier events, for a new route or one with a new target. Never blocks."""
 
     def take(self, events: Sequence[AlertEvent], active: Sequence[Alert], wall_s: float) -> None:
-        """What happened in this tick and what stands. Never blocks."""
+        """Receive the events of this tick and the active alerts. Never blocks."""
         raise NotImplementedError
 
     def state(self) -> RouteState:
         with self._lock:
             waiting = self._count_waiting()
-        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+        return RouteState(self.name, self.target, self._sent, waiting, self._lost, self._error)
 
     def _count_waiting(self) -> int:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Try what waits once more, without back-off, then stop. Does not wait."""
+        """Try once more to send what is queued, without back-off, then stop. Does not wait."""
         self._closing = True
         self._wake.set()
 
@@ -139,12 +139,12 @@ class Route:
         raise NotImplementedError
 
     def _rest(self, seconds: Optional[float]) -> None:
-        """Until something comes or the time is over; None: no matter how long it takes."""
+        """Wait for something to send, or for the given time; None: without a limit."""
         self._wake.wait(seconds)
         self._wake.clear()
 
     def _failed(self, error: str) -> None:
-        if self._error is None:  # told once, until it works again
+        if self._error is None:  # logged once, until it works again
             log.warning("alerts do not reach %s %s: %s", self.name, self.target, error)
         self._error = error
 
@@ -152,11 +152,11 @@ class Route:
         if self._error is not None:
             log.info("alerts reach %s %s again", self.name, self.target)
         self._error = None
-        self._told += 1
+        self._sent += 1
 
 
 class QueuedRoute(Route):
-    """A route that is told each event once, in order; what is too many is counted."""
+    """A route that sends each event once, in order; events beyond the queue are counted."""
 
     def __init__(
         self, name: str, target: str, send: Callable[[AlertEvent], None],
@@ -194,7 +194,7 @@ class QueuedRoute(Route):
     def _run(self) -> None:
         refused = 0
         while True:
-            # In this order: what came before the flag was set is still told.
+            # In this order: events from before the flag was set are still sent.
             closing = self._closing
             event = self._waiting[0] if self._waiting else None
             if event is None:
@@ -232,7 +232,7 @@ class QueuedRoute(Route):
             self._lost += 1
 
     def _pause(self, seconds: float) -> None:
-        """What comes meanwhile does not make a dead route any livelier."""
+        """Wait; new events do not shorten the pause of a dead route."""
         until = time.monotonic() + seconds
         while not (self._closing or self._replaced) and time.monotonic() < until:
             self._rest(until - time.monotonic())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Types of the host's facts that the rules of [match] test; kernel/host_facts.py reads them.
+"""Types of the host facts that [match] rules test; kernel/host_facts.py reads them.
 
-None is what could not be told: it is no "no".
+None means unknown, not "no".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VIRTUALISATIONS = ("metal", "guest", "host")
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """A disk that is no stack of others."""
+    """A disk that is not stacked on others."""
 
     name: str
     driver: Optional[str] = None
@@ -29,7 +29,7 @@ class DiskFacts:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One look at a host."""
+    """The facts about a host at one time."""
 
     disks: Tuple[DiskFacts, ...] = ()
     units: Optional[Tuple[str, ...]] = None  # systemd units that have a process, sorted
@@ -42,5 +42,5 @@ class HostFacts:
 
     @property
     def fixed_disks(self) -> Tuple[DiskFacts, ...]:
-        """Without what may be gone tomorrow: a stick calls itself rotational."""
+        """The disks that are not removable: a USB stick calls itself rotational."""
         return tuple(disk for disk in self.disks if not disk.removable)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Finds policy files and drop-ins in their directories, and what is masked."""
+"""Finds policy files and drop-ins in their directories, and masked ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _DEV_NULL = os.makedev(1, 3)
 
 
 def packaged_dir() -> Path:
-    """The policies that ship with the program: inside the package, or of the checkout."""
+    """The policies shipped with the program: in the package, or in the checkout."""
     here = Path(__file__).resolve()
     inside = here.parents[1] / "policies"
     return inside if inside.is_dir() else here.parents[3] / "policies"
 
 
 def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Path, ...]:
-    """Policy directories, weakest first; ``config_dir`` stands in for the system's three."""
+    """Policy directories, weakest first; ``config_dir`` replaces the system's three."""
     if config_dir is not None:
         if not config_dir.is_dir():
             raise PolicyError(f"{config_dir}: no such directory: correct --config-dir")
@@ -39,18 +39,18 @@ def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Pat
 
 
 def is_shipped(origin: str, root: Path = Path("/")) -> bool:
-    """Whether an origin (``file:line``) is in a file of the program's or the distribution's."""
+    """Whether an origin (``file:line``) is in a file of the program or the distribution."""
     path = Path(origin.rpartition(":")[0]).resolve()
     shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
     return any(each.resolve() in path.parents for each in shipped)
 
 
 def unsafe(files: Iterable[str]) -> List[str]:
-    """Of a policy's files those that others than root may change, each with the remedy.
+    """Files of a policy that users other than root may change, each with the remedy.
 
     A policy says what root writes and starts. What is shipped is as safe as the program.
     """
-    found = []
+    problems = []
     for file in files:
         if packaged_dir() in Path(file).parents:
             continue
@@ -59,8 +59,8 @@ def unsafe(files: Iterable[str]) -> List[str]:
         except OSError as error:
             why = f"cannot look at it: {error.strerror}"
         if why:
-            found.append(f"{file}: not taken: {why}")
-    return found
+            problems.append(f"{file}: not taken: {why}")
+    return problems
 
 
 def _list_dir(path: Path) -> List[str]:
@@ -75,12 +75,12 @@ def _list_dir(path: Path) -> List[str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a policy can have this name."""
+    """Whether a policy may have this name."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_masked(path: Path) -> bool:
-    """Whether the file is (a symlink to) /dev/null, systemd's way to switch a file off."""
+    """Whether the file is (a symlink to) /dev/null, systemd's way to disable a file."""
     try:
         status = path.stat()
     except OSError:
@@ -94,7 +94,7 @@ def _is_path(text: str) -> bool:
 
 
 def drop_in_of(path: str) -> Optional[str]:
-    """The NAME whose drop-in a file is, by its directory NAME.conf.d; None of anything else."""
+    """The NAME in the drop-in's directory NAME.conf.d; None for any other file."""
     if not _is_path(path):
         return None
     try:
@@ -105,18 +105,18 @@ def drop_in_of(path: str) -> Optional[str]:
 
 
 def in_order(drop_ins: Iterable[Path]) -> List[Path]:
-    """As they are applied: by their file names, whatever the directory."""
+    """The order of application: by file name, whatever the directory."""
     return sorted(drop_ins, key=lambda path: os.fsencode(path.name))
 
 
 def _strongest(dirs: Sequence[Path]) -> Dict[str, Path]:
-    """The .conf files of directories (weakest first) by name: the strongest directory's counts."""
+    """The .conf files of directories (weakest first) by name, each from the strongest directory."""
     return {name: directory / name for directory in dirs for name in _list_dir(directory)
             if name.endswith(".conf")}  # fmt: skip
 
 
 def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
-    """Files of drop-in directories (weakest first) in the order they apply.
+    """Files of drop-in directories (weakest first) in their order of application.
 
     As systemd does it: sorted by base name over all directories, the strongest directory's
     file stands for all of that name, and a link to /dev/null leaves the name out.
@@ -126,13 +126,13 @@ def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
 
 def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
     """Policy name -> the strongest base file of that name."""
-    found = _strongest(dirs)
-    found.pop(f"{SITE_NAME}.conf", None)
-    return {name[: -len(".conf")]: path for name, path in found.items()}
+    files = _strongest(dirs)
+    files.pop(f"{SITE_NAME}.conf", None)
+    return {name[: -len(".conf")]: path for name, path in files.items()}
 
 
 def misplaced(dirs: Sequence[Path]) -> List[str]:
-    """What to do with an all.conf, which no policy reads."""
+    """The remedy for an all.conf, which no policy reads."""
     return [
         f"{directory / name}: no policy can be called '{SITE_NAME}': move it into "
         f"{directory / name}.d/, from where every policy reads it"
@@ -145,7 +145,7 @@ def misplaced(dirs: Sequence[Path]) -> List[str]:
 def unused_drop_ins(
     taken: str, config_dir: Optional[Path] = None, root: Path = Path("/")
 ) -> Tuple[Path, ...]:
-    """Directories with drop-ins of policies other than `taken`: what they say does not hold."""
+    """Directories with drop-ins for policies other than `taken`, which have no effect."""
     return tuple(
         directory / name
         for directory in search_dirs(config_dir, root)[1:]
@@ -166,7 +166,7 @@ def _has_drop_ins(directory: Path) -> bool:
 def locate(
     wanted: str, config_dir: Optional[Path], root: Path
 ) -> Tuple[str, Path, List[Path], List[Path]]:
-    """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
+    """Name, base file, the site's drop-ins and its own, for a policy given by name or by path."""
     if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
         raise PolicyError(f"'{units.shorten(wanted)}': a path has no NUL byte in it")
     if _is_path(wanted):

@@ -17,7 +17,7 @@ from .rules import MemoryRule, Rule
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of value: its name in the documentation, how it is read and written."""
+    """A type of value: its name in the documentation, its parser and formatter."""
 
     unit: str
     parse: Callable[[str], Any]
@@ -61,7 +61,7 @@ HOURS = Kind("hours", window.parse_when, window.format_when, "Mon..Fri 22:00-06:
 
 @dataclass(frozen=True)
 class Key:
-    """One key. Default and range are written as in a file; no range means any value."""
+    """One key. Default and range are written as in a file; without a range any value is valid."""
 
     section: str
     name: str
@@ -75,7 +75,7 @@ class Key:
 
     @property
     def range(self) -> str:
-        """The range as the documentation prints it."""
+        """The range as printed in the documentation."""
         if self.kind.choices:
             return ", ".join(self.kind.choices)
         return f"{self.low} to {self.high}" if self.low else "any"
@@ -95,13 +95,13 @@ class Key:
 def _key(
     kind: Kind, default: str, low: str = "", high: str = "", *, doc: str, per_device: bool = False
 ) -> Dict[str, Any]:
-    """What makes a field a key; one without a default may be empty."""
+    """Metadata of a key's field; a key without a default may be empty."""
     return {"kind": kind, "default": default, "low": low, "high": high, "doc": doc,
             "per_device": per_device}  # fmt: skip
 
 
 def _device_key(*args: Any, doc: str) -> Dict[str, Any]:
-    """A key that a [device GLOB] section may have, too."""
+    """A key that [device GLOB] sections may have, too."""
     return _key(*args, doc=doc, per_device=True)
 
 
@@ -132,7 +132,7 @@ class PolicySection:
 
 @dataclass(frozen=True)
 class Match:
-    """[match]; a rule that is not given is None."""
+    """[match]; a missing rule is None."""
 
     least: int = field(metadata=_key(COUNT, "100", "1", "10000", doc=
         "Points that a host needs for this policy to fit. Of the fitting policies the one with "
@@ -261,7 +261,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Routing:
-    """Of [alerts]: where they are told; empty means not."""
+    """The part of [alerts] with the routes; empty means none."""
 
     journal: bool = field(metadata=_key(SWITCH, "on", doc=
         "Write alerts to the journal, or without one to the log; see "
@@ -357,7 +357,7 @@ SECTIONS: Mapping[str, Any] = {
 
 
 def _keys(section: str) -> Iterator[Key]:
-    """What a section has of its own comes before what it inherits."""
+    """A section's own keys come before inherited ones."""
     inherited = {each.name for base in SECTIONS[section].__bases__ if base is not object
                  for each in fields(base)}  # fmt: skip
     for each in sorted(fields(SECTIONS[section]), key=lambda each: each.name in inherited):

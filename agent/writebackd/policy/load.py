@@ -28,7 +28,7 @@ DEFAULT_NAME = "default"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A policy with all that is wrong with it; with errors, only what could be read of it."""
+    """A policy with its errors; if it has any, only the readable part of it."""
 
     policy: Policy
     problems: Tuple[str, ...]
@@ -66,7 +66,7 @@ def load_policy(
 
 
 def load_files(name: str, files: Sequence[Path]) -> Policy:
-    """The merged policy of files as `Policy.files` has them. Raises PolicyError."""
+    """The merged policy of files in the form of `Policy.files`. Raises PolicyError."""
     base, *others = files
     site = [path for path in others if path.parent.name == f"{SITE_NAME}.conf.d"]
     return _load(name, base, site, [path for path in others if path not in site]).valid()
@@ -91,7 +91,7 @@ def check(
     root: Path = Path("/"),
     place: Optional[str] = None,
 ) -> List[str]:
-    """All errors of a policy as ``file:line: message``; empty when it is good.
+    """All errors of a policy as ``file:line: message``; empty if it is valid.
 
     A drop-in (a file in a NAME.conf.d) is checked with every policy that it is merged into, since a
     value that is good by itself may be outside of what one of them says. `place` is where a file is
@@ -111,7 +111,7 @@ def check(
 def _check_drop_in(
     of: str, file: Path, place: Path, config_dir: Optional[Path], root: Path
 ) -> List[str]:
-    """What is wrong with a file, and with policies that are good without it."""
+    """Errors in a file, and those it causes in policies that are valid without it."""
     if not place.name.endswith(".conf"):
         return [f"{place}: never read, since its name does not end in .conf"]
     spoilt: Dict[str, List[str]] = {}
@@ -134,7 +134,7 @@ def _check_drop_in(
 
 
 def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -> List[str]:
-    """The policies, by name or path, that a drop-in of `of` is merged into."""
+    """The policies, by name or path, that include a drop-in of `of`."""
     dirs = search_dirs(config_dir, root)
     if of == SITE_NAME:
         known = base_files(dirs)
@@ -148,24 +148,24 @@ def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -
 def list_policies(
     config_dir: Optional[Path] = None, root: Path = Path("/")
 ) -> Tuple[Loaded, ...]:
-    """Every policy that can be named, by name, broken and masked ones included."""
-    found: List[Loaded] = []
+    """All policies by name, including broken and masked ones."""
+    policies: List[Loaded] = []
     for name, path in sorted(base_files(search_dirs(config_dir, root)).items()):
         try:
-            found.append(_load(*locate(name, config_dir, root)))
+            policies.append(_load(*locate(name, config_dir, root)))
         except PolicyError as error:  # masked, no name for a policy, or no list of drop-ins
-            found.append(Loaded(Merger(name).policy((path,)), error.messages))
-    return tuple(found)
+            policies.append(Loaded(Merger(name).policy((path,)), error.messages))
+    return tuple(policies)
 
 
 def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:
-    """Every policy that is not masked, by name, those with errors as well."""
+    """All policies that are not masked, by name, including those with errors."""
     every = list_policies(config_dir, root)
     return tuple(each for each in every if not is_masked(Path(each.path)))
 
 
 def render(policy: Policy) -> str:
-    """The policy in force as a policy file, each value under a comment that says its origin."""
+    """The policy in force as a policy file, each value below a comment with its origin."""
     lines = [f"# Policy {policy.name} as it is in force, merged from:"]
     lines += [f"#   {path}" for path in policy.files]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Matches policies to this host: scores their [match] rules and gives the evidence.
+"""Matches policies to this host: scores their [match] rules and reports the evidence.
 
-Pure but for `choose`, which reads the policies.
+Pure, except `choose`, which reads the policies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one rule."""
+    """The result of one rule."""
 
     rule: str  # the key
     wanted: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How well one policy fits; `points` of the rules that hold, `least` from which it fits."""
+    """How well a policy fits; `points` of matching rules, `least` needed to fit."""
 
     name: str
     summary: str
@@ -49,18 +49,18 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """A policy without rules has no points and needs some: it fits nobody."""
+        """A policy without rules has no points and needs some, so it never fits."""
         return self.points >= self.least
 
     @property
     def runs(self) -> bool:
-        """Whether services that say so run."""
+        """Whether the services in its rules run."""
         return any(each.rule == "services" and each.holds for each in self.findings)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The policy for a host, and how all of them did, the best first."""
+    """The policy for a host, and the scores of all policies, the best first."""
 
     policy: Policy
     verdicts: Tuple[Verdict, ...]
@@ -68,13 +68,13 @@ class Choice:
 
     @property
     def runner_up(self) -> Optional[Verdict]:
-        """Of the others, the one with the most points, fitting or not."""
+        """The policy with the next most points, fitting or not."""
         others = [each for each in self.verdicts if each.name != self.policy.name and each.points]
         return others[0] if others else None
 
 
 def judge(policy: Policy, facts: HostFacts) -> Verdict:
-    """Points and evidence of one policy on a host with these facts."""
+    """Points and evidence of one policy for a host with these facts."""
     findings = []
     for key in KEYS:
         rule = policy.value(key) if key.section == "match" else None
@@ -87,7 +87,7 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
 
 
 def rank(verdicts: Iterable[Verdict]) -> Tuple[Verdict, ...]:
-    """The best first: those that fit, by points; of equals the one that asks for more, by name."""
+    """Best first: fitting ones, by points; ties by the points they need, then by name."""
     return tuple(
         sorted(verdicts, key=lambda each: (not each.fits, -each.points, -each.least, each.name))
     )
@@ -111,8 +111,8 @@ def choose(
     ``default`` is one of these is for the caller to ask.
     """
     every = load_all(config_dir, root)
-    found = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
-    distrusted = {name: why for name, why in found.items() if why}
+    problems = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
+    distrusted = {name: why for name, why in problems.items() if why}
     loaded = {each.name: each for each in every if each.name not in distrusted}
     for name in (DEFAULT_NAME, before):
         if name in loaded:
@@ -160,9 +160,9 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
 
 
 def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
-    """The policy as it is when nobody named it: a pace that only a shipped file wants is off.
+    """The policy for a host that did not name it: without a pace only shipped files want.
 
-    It reaches into other people's units. That a host looks like a class is no leave for that.
+    Pacing changes other people's units; that a host looks like a class is no permission.
     """
     origin = policy.origins["levers", "pace"]
     if not policy.levers.pace or not is_shipped(origin, root):
@@ -176,7 +176,7 @@ def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
 
 
 def _with_services(verdict: Verdict) -> Verdict:
-    """The verdict with its services taken for running, where they are all that it lacks."""
+    """The verdict with its services assumed to run, if nothing else is missing."""
     findings = tuple(
         replace(each, holds=True, evidence=f"{each.wanted} (not now)")
         if each.rule == "services" and not each.holds
@@ -197,7 +197,7 @@ def _score(verdict: Verdict) -> str:
 def _look(
     name: str, rule: Union[Rule, MemoryRule], facts: HostFacts, policy: Policy
 ) -> Tuple[Optional[bool], str]:
-    """Whether a rule holds, and by what that is seen."""
+    """Whether a rule matches, and the evidence."""
     if isinstance(rule, MemoryRule):
         return _memory(rule, facts.memory_bytes)
     words = rule.words
@@ -221,7 +221,7 @@ def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], st
 
 
 def _only_watches(policy: Policy) -> bool:
-    """Whether its own file says `observe`; a drop-in says it of a roll-out, not of the class."""
+    """Whether its own file says `observe`; in a drop-in that is a roll-out, not the class."""
     origin = Path(policy.origins["policy", "mode"].rpartition(":")[0])
     return policy.mode == "observe" and not origin.parent.name.endswith(".conf.d")
 
@@ -232,18 +232,18 @@ def _services(
     """`only_units`: a process' name, which anybody can give, shall not switch everything off."""
     if facts.units is None or facts.processes is None:
         return None, "running services unknown"
-    found: List[str] = []
+    names: List[str] = []
     # Globs outside: fnmatch keeps a few hundred compiled, and a policy may have a thousand.
     for glob in globs:
         if glob.endswith(_UNIT):
-            found += [each for each in facts.units if fnmatchcase(each, glob)]
+            names += [each for each in facts.units if fnmatchcase(each, glob)]
         else:
-            found += [each for each in facts.processes if _is_called(each, glob)]
-    if not found and facts.unseen is not None:
+            names += [each for each in facts.processes if _is_called(each, glob)]
+    if not names and facts.unseen is not None:
         return None, f"none that can be seen runs (/proc is mounted {facts.unseen})"
-    if found and only_units and not any(each.endswith(_UNIT) for each in found):
-        return False, f"{_few(found)} runs, but none of the units"
-    return bool(found), f"{_few(found)} runs" if found else "none runs"
+    if names and only_units and not any(each.endswith(_UNIT) for each in names):
+        return False, f"{_few(names)} runs, but none of the units"
+    return bool(names), f"{_few(names)} runs" if names else "none runs"
 
 
 def _is_called(process: str, glob: str) -> bool:
@@ -262,13 +262,13 @@ def _virtualisation(words: Sequence[str], facts: HostFacts) -> Tuple[Optional[bo
 def _any_disk(
     what: str, known: Sequence[Tuple[str, Optional[str]]], globs: Sequence[str]
 ) -> Tuple[Optional[bool], str]:
-    """Whether a disk has one of these drivers, or caches; ``known`` are its name and its own."""
+    """Whether a disk has one of these drivers, or caches; ``known`` has their names and values."""
     if not known:
         return None, "no disk is known"
-    found = [f"{name}: {own}" for name, own in known
+    disks = [f"{name}: {own}" for name, own in known
              if own is not None and any(fnmatchcase(own, glob) for glob in globs)]  # fmt: skip
-    if found:
-        return True, f"{what} of {_few(found)}"
+    if disks:
+        return True, f"{what} of {_few(disks)}"
     blind = [name for name, own in known if own is None]
     if blind:
         return None, f"{what} of {_few(blind)} is not known"

@@ -21,7 +21,7 @@ _MOST_WINDOWS = 32
 
 
 class Merger:
-    """Values of all files read so far, later ones on top, each with where it came from."""
+    """Values of all files read so far, later ones on top, each with its origin."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class Merger:
         self.broken: Set[Tuple[str, str]] = set()
 
     def add_file(self, path: Path, site: bool = False) -> None:
-        """Put a file on top; `site`: it is one of every policy."""
+        """Add a file on top; `site`: it belongs to every policy."""
         try:
             text = read_file(path)
         except PolicyError as error:
@@ -98,14 +98,14 @@ class Merger:
             self.values[key.section, key.name] = setting
 
     def _limit(self, kind: str, count: int, most: int, origin: str) -> None:
-        """Each section is compared with every other, and those of devices with every device."""
+        """Limit the number: sections are compared pairwise, device sections with all devices."""
         if count > most:
             hint = ": one with * names many" if kind == "device" else ""
             self.errors.add(origin, f"more than {most} [{kind} NAME] sections{hint}")
             self.errors.raise_any()
 
     def finish(self) -> None:
-        """Checks of keys against each other; raises PolicyError when anything was wrong."""
+        """Check keys against each other; raises PolicyError if there were any errors."""
         self.inside = [self._within(name) for name in self.windows]
         self._check_bounds()
         self._check_alerts()
@@ -125,7 +125,7 @@ class Merger:
         self._check_rest()
 
     def _within(self, name: str) -> "Merger":
-        """What it all comes to while a window is open."""
+        """Check the merged values while a window is open."""
         inside = copy.copy(self)
         inside.window = name
         changed = {(each.key.section, each.key.name): each for each in self.windows[name].values()}
@@ -139,11 +139,11 @@ class Merger:
         return inside
 
     def _check_empty_windows(self) -> None:
-        """One whose lines are all commented out, or in the section above, would never open."""
-        told = {section for section, _ in self.broken}
+        """A window without lines, or with them in the section above, would never open."""
+        broken = {section for section, _ in self.broken}
         for section, origin in self.headers.items():
             kind, _, name = section.partition(" ")
-            if kind == "window" and name not in self.windows and section not in told:
+            if kind == "window" and name not in self.windows and section not in broken:
                 self.errors.add(
                     origin,
                     f"window {name} is empty: add 'when = {WHEN.kind.example}' and the keys to "
@@ -161,7 +161,7 @@ class Merger:
         inside._check_bounds()
 
     def _check_overlaps(self) -> None:
-        """Of two open windows one would have to win, and nobody would see which."""
+        """If two windows were open at once, nobody could see which one applies."""
         known = [
             (name, lines["when"])
             for name, lines in self.windows.items()
@@ -185,13 +185,13 @@ class Merger:
         )
 
     def _in_force(self, name: str, glob: str) -> Setting:
-        """What holds of a key, for the device that ``glob`` reads as when there is one."""
+        """The value of a key, for the device that ``glob`` names if there is one."""
         key = DEVICE_KEYS[name]
-        found = self.values[key.section, name]
+        value = self.values[key.section, name]
         for each in self.devices if glob else ():
             if each.key is key and (each.glob == glob or schema.matches(each.glob, glob)):
-                found = each
-        return found
+                value = each
+        return value
 
     def _check_order(self, small: str, large: str, glob: str) -> None:
         low, high = self._in_force(small, glob), self._in_force(large, glob)
@@ -199,12 +199,12 @@ class Merger:
         inherited = bool(glob) and (low, high) == general
         if low.value <= high.value or inherited or self._is_broken(glob, small, large):
             return
-        # Point at the line somebody wrote last: the other one may be a default.
+        # Point at the line written last: the other one may be a default.
         own = low.origin != "default" and not (glob and low == general[0])
         if self.window:
             changed = {each.origin for each in self.windows[self.window].values()}
             if not changed & {low.origin, high.origin}:
-                return  # wrong all the time, and told so
+                return  # always wrong, and reported already
             own = low.origin in changed
         write = low.key.kind.format
         where = f" for device {glob}" if glob else ""
@@ -237,7 +237,7 @@ class Merger:
         self.values["limits", "rest"] = replace(rest, value=inside)
 
     def _check_own_rest(self, glob: str) -> None:
-        """Of what one section of one file says; bounds from elsewhere move it along."""
+        """Check what one section of one file says; bounds from elsewhere adapt."""
         own = {each.key.name: each for each in self.devices if each.glob == glob}
         rest = own.get("rest")
         if self.window or rest is None or self._is_broken(glob, "rest", "floor", "ceiling"):
@@ -280,7 +280,7 @@ class Merger:
                     break
 
     def policy(self, files: Sequence[Path]) -> Policy:
-        """The merged policy; of one with errors in ``finish``, what could be read."""
+        """The merged policy; if ``finish`` reported errors, its readable part."""
         origins = {where: each.origin for where, each in self.values.items()}
         origins.update({(f"device {each.glob}", each.key.name): each.origin
                         for each in self.devices})  # fmt: skip
@@ -308,7 +308,7 @@ class Merger:
         return SECTIONS[name](**self._fields(name), **more)
 
     def _windows(self) -> Iterator[Window]:
-        """Those that ever open."""
+        """The windows that ever open."""
         for inside in self.inside:
             lines = self.windows[inside.window]
             opens = lines.get("when")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Parses one policy file: strict, every error with file and line.
+"""Parses one policy file strictly: every error has file and line.
 
 configparser is not used: it forgets line numbers, and ``file:line`` is what an admin needs.
 """
@@ -40,7 +40,7 @@ class Assignment(NamedTuple):
 
 
 class Errors:
-    """Collects messages, so that one run of ``policy check`` shows everything to mend."""
+    """Collects messages, so that one run of ``policy check`` shows all errors."""
 
     def __init__(self) -> None:
         self.messages: List[str] = []
@@ -88,7 +88,7 @@ def _open(path: str, flags: int) -> int:
 def parse_lines(
     text: str, path: Path, errors: Errors, headers: Dict[str, str]
 ) -> Iterator[Assignment]:
-    """The assignments of a file; malformed lines go to ``errors``.
+    """The assignments in a file; malformed lines are added to ``errors``.
 
     ``headers`` gets the origin of each section that it has not.
     """
@@ -127,7 +127,7 @@ def parse_lines(
 
 
 def _section(header: str, origin: str, errors: Errors) -> str:
-    """The section of a header, blanks and /dev/ taken out; '' when there is no such section."""
+    """The normalised section of a header; '' if there is no such section."""
     kind, *names = header.split() or [""]
     name = " ".join([kind, *names])
     if name in SECTIONS:
@@ -162,14 +162,14 @@ def _section(header: str, origin: str, errors: Errors) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], shape: str = "'{}'") -> str:
-    """': did you mean X?' for a close misspelling, else nothing."""
+    """': did you mean X?' for a near misspelling, else nothing."""
     plain = word[:60].lower().replace("_", "-")
     close = get_close_matches(plain, list(known), n=1)
     return f": did you mean {shape.format(close[0])}?" if close else ""
 
 
 def unknown_key(line: Assignment, known: Iterable[str]) -> str:
-    """What to do about a key that its section does not have; ``known`` are those it has."""
+    """The message for a key that its section does not have; ``known`` are those it has."""
     name, kind = units.shorten(line.key), line.section.partition(" ")[0]
     if (line.section, line.key) in REMOVED:
         return f"{name} was removed: {REMOVED[line.section, line.key]}: delete this line"

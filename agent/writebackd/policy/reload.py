@@ -26,13 +26,13 @@ _AT_START: Tuple[Tuple[str, Callable[[Policy], object]], ...] = (
 
 
 class ActivePolicy:
-    """The policy as it was read last, and the window of it that is open.
+    """The policy as last read, and its open window.
 
     It is read again in a thread: its files may be on the disk that hangs.
     """
 
     def __init__(self, load: Callable[[], Policy], root: Path) -> None:
-        """`load` reads the files, at each reload once more; `root` has the time zone.
+        """`load` reads the files, again at each reload; `root` has the time zone.
 
         Raises PolicyError. What `load` raises later is logged, and the old policy goes on.
         """
@@ -49,32 +49,32 @@ class ActivePolicy:
 
     @property
     def policy(self) -> Policy:
-        """With its windows."""
+        """The policy with its windows."""
         return self.timetable.policy
 
     @property
     def now(self) -> Policy:
-        """In force, without windows; before the first `advance` as it was read."""
+        """The policy in force, without windows; before the first `advance` as read."""
         return self.in_force.policy if self.in_force is not None else self.policy
 
     @property
     def problem(self) -> Optional[str]:
-        """Why a reload has no effect yet; None when it has, or soon will."""
+        """Why a reload has no effect yet; None if it has, or soon will."""
         hangs = self._is_reading() and time.monotonic() - self._begun_s > _HANGS_S
         return "cannot reload the policy: reading it hangs" if hangs else None
 
     def reload(self) -> None:
-        """Somebody wants it: `take` answers also where nothing has changed."""
+        """A requested reload: `take` answers even if nothing has changed."""
         self._asked = True
         self.rematch()
 
     def rematch(self) -> None:
-        """As `reload`, but the clock wants it: the same policy changes nothing and is not told."""
+        """As `reload`, but by the clock: an unchanged policy is not reported."""
         self._due = True
         self._start()
 
     def take(self) -> Optional[Policy]:
-        """The policy that was read again, once; None where it is the same and nobody asked."""
+        """The reloaded policy, once; None if it is unchanged and nobody asked."""
         if self._due:  # asked for while it was being read
             self._start()
         if not self._loaded:
@@ -90,18 +90,18 @@ class ActivePolicy:
         return self.policy
 
     def advance(self, wall_s: float) -> Tuple[Optional[InForce], InForce]:
-        """To what is in force at `wall_s`: what was before, None at first, and what is now."""
+        """Switch to the policy at `wall_s`; returns the last one, None at first, and the new."""
         before, now = self.in_force, self.timetable.at(wall_s)
         self.in_force = now
         return before, now
 
     def join(self, timeout_s: float) -> None:
-        """Until what is being read has been read, or the time is over."""
+        """Wait until the reload has finished, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _start(self) -> None:
-        """One at a time: behind a disk that hangs each signal would leave a thread more."""
+        """One at a time: if the disk hangs each signal would leave one more thread."""
 
         def load() -> None:
             try:

@@ -40,26 +40,26 @@ class MemoryRule:
 
 
 def format_rule(rule: object) -> str:
-    """``40: nvme virtio_blk``; empty for None, which is no rule."""
+    """``40: nvme virtio_blk``; empty for None, a missing rule."""
     return f"{rule.points}: {rule}" if isinstance(rule, (Rule, MemoryRule)) else ""
 
 
 def _split(text: str, example: str) -> Tuple[int, str]:
-    found = _RULE.fullmatch(text)
-    if found is None or not found.group(2):
+    match = _RULE.fullmatch(text)
+    if match is None or not match.group(2):
         raise units.UnitError(
             f"'{units.shorten(text)}' is not POINTS: WHAT: write it like '{example}'"
         )
-    points = int(found.group(1))
+    points = int(match.group(1))
     if not 1 <= points <= MOST_POINTS:
         raise units.UnitError(f"{points} points: use 1 to {MOST_POINTS}")
-    return points, found.group(2)
+    return points, match.group(2)
 
 
 def _rule(
     example: str, parse_words: Callable[[str], Tuple[str, ...]]
 ) -> Callable[[str], Optional[Rule]]:
-    """A parser of rules; None for no text; it raises UnitError."""
+    """A parser of rules; None for empty text; it raises UnitError."""
 
     def parse(text: str) -> Optional[Rule]:
         if not text:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A merged policy: the frozen values of its sections, its windows, and the devices it is for."""
+"""A merged policy: the frozen values of its sections, its windows, and its devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PolicyError(Exception):
 
 @dataclass(frozen=True)
 class DevicePolicy:
-    """What holds for one device: [limits] and [objective] with its [device ...] sections."""
+    """The values for one device: [limits] and [objective] with its [device ...] sections."""
 
     floor_bytes: int
     ceiling_bytes: int
@@ -49,19 +49,19 @@ def matches(glob: str, name: str, devno: str = "", driver: Optional[str] = None)
 
 
 def is_pattern(glob: str) -> bool:
-    """Whether it may match devices that nobody knows by name."""
+    """Whether it may match devices whose names are not known."""
     return glob.startswith(_BY_DRIVER) or any(each in glob for each in "*?[")
 
 
 def device_globs(devices: Sequence[str]) -> Iterator[str]:
-    """What --device is given, as `matches` takes it."""
+    """The arguments of --device in the form that `matches` takes."""
     for device in devices:
         yield device[len("/dev/") :] if device.startswith("/dev/") else device
 
 
 @dataclass(frozen=True)
 class Window:
-    """A time in which [limits] and [objective] are others; they are all here, changed or not."""
+    """A time with other [limits] and [objective]; has all of them, changed or not."""
 
     name: str
     when: When
@@ -73,7 +73,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Policy(keys.PolicySection):
-    """A merged, valid policy. Two are equal when they say the same, wherever it was written."""
+    """A merged, valid policy. Two are equal if their values are, wherever they were written."""
 
     match: keys.Match
     limits: keys.Limits
@@ -94,7 +94,7 @@ class Policy(keys.PolicySection):
     windows: Tuple[Window, ...] = ()  # of which at most one is open
 
     def within(self, window: Optional[Window]) -> "Policy":
-        """What the policy is while the window is open, or none: one without windows."""
+        """The policy while the window is open, or none is: a policy without windows."""
         if window is None:
             return replace(self, windows=()) if self.windows else self
         changed = {(each.key.section, each.key.name): each.origin for each in window.settings}
@@ -104,17 +104,17 @@ class Policy(keys.PolicySection):
         )  # fmt: skip
 
     def value(self, key: Key) -> Any:
-        """The value of `key`, of the section that it belongs to."""
+        """The value of `key` in its section."""
         part = self if key.section == "policy" else getattr(self, key.section)
         return getattr(part, key.attribute)
 
     @cached_property
     def _answers(self) -> Dict[Tuple[object, ...], Any]:
-        """What for_device() and selects() answered: asked for every device in every tick."""
+        """Cached results of for_device() and selects(), which every tick needs for every device."""
         return {}
 
     def for_device(self, name: str, devno: str, driver: Optional[str] = None) -> DevicePolicy:
-        """The values for one device; of several matching sections the last line read wins."""
+        """The values for one device; of several matching sections the last line wins."""
         asked = (name, devno, driver)
         if asked not in self._answers:
             self._answers[asked] = self._merge_device(*asked)
@@ -135,10 +135,10 @@ class Policy(keys.PolicySection):
         return DevicePolicy(**values, own_ceiling_bytes=own)
 
     def selects(self, device: Device, named: Tuple[str, ...] = ()) -> Optional[str]:
-        """None when the device is to be managed, else the reason why not.
+        """None if the device is to be managed, else the reason why not.
 
         Devices `named` on the command line are the whole list: they overrule include and exclude.
-        There a disk stands for what lies on it, since nobody knows that a btrfs is btrfs-19.
+        A disk there includes its filesystems, since users do not know that a btrfs is btrfs-19.
         """
         asked = (device.name, device.devno, device.driver, device.leaves, named)
         if asked not in self._answers:
@@ -152,16 +152,16 @@ class Policy(keys.PolicySection):
                     if any(matches(glob, name, device.devno, device.driver) for name in names)]
 
         if named:
-            found = those(device_globs(named), device.name, *device.leaves)
-            if not found:
+            named_by = those(device_globs(named), device.name, *device.leaves)
+            if not named_by:
                 return "not among the devices named by --device"
         else:
             excluded = those(self.devices.exclude, device.name)
             if excluded:
                 return f"excluded by '{excluded[0]}' ({self.origins['devices', 'exclude']})"
-            found = those(self.devices.include, device.name)
-            if not found:
+            named_by = those(self.devices.include, device.name)
+            if not named_by:
                 return f"not in include ({self.origins['devices', 'include']})"
-        if device.driver == "loop" and all(glob[0] in "*?[" for glob in found):
+        if device.driver == "loop" and all(glob[0] in "*?[" for glob in named_by):
             return "loop device: only managed when named by --device or a policy"
         return None

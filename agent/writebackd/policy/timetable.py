@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which window of a policy is open at a sample's wall-clock time.
 
-It is chosen outside of the law, which gets a policy without windows: so a tape has what was in
-force, and is decided again to the same in any time zone.
+It is chosen outside the law, which gets a policy without windows: so a recording contains the
+policy in force, and a replay makes the same decisions in any time zone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DAY_S = 60 * DAY
 
 @dataclass(frozen=True)
 class Open:
-    """The window that is open."""
+    """The open window."""
 
     name: str
     until_s: float  # since 1970
@@ -30,14 +30,14 @@ class Open:
 
 @dataclass(frozen=True)
 class InForce:
-    """What holds at a time."""
+    """The policy and window at one time."""
 
     policy: Policy  # without windows; the same object while the same window is open
     window: Optional[Open]
 
 
 class Timetable:
-    """A policy with what it is in each of its windows."""
+    """A policy with its variant for each of its windows."""
 
     def __init__(self, policy: Policy, zone: tzinfo = timezone.utc) -> None:
         self.policy = policy
@@ -48,7 +48,7 @@ class Timetable:
         }
 
     def at(self, wall_s: float) -> InForce:
-        """By the clock alone, so that one that was set, or jumps, leaves nothing behind.
+        """Depends on the clock alone, so that setting the clock has no lasting effect.
 
         Hours are what the clock shows: those that a change to summer time skips do not come, so
         what opens and closes in them stays shut; those that come twice are open twice.
@@ -74,7 +74,7 @@ class Timetable:
         return 0 if end is None else (end - minute) * 60 - local.second
 
     def _until(self, window: Window, wall_s: int) -> int:
-        """When it closes: where the clock is set forward or back before, that counts."""
+        """When the window closes, taking into account clock changes before that."""
         while True:
             left_s = self._left_s(window, wall_s)
             if not left_s:
@@ -98,7 +98,7 @@ class Timetable:
 
 
 def read_timetable(policy: Policy, root: Path = Path("/")) -> Timetable:
-    """The timetable by the host's time zone; without windows no file is read.
+    """The timetable in the host's time zone; without windows no file is read.
 
     $TZ does not count: a daemon and a shell would come to different windows. Raises PolicyError.
     """

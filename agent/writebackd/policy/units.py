@@ -2,8 +2,8 @@
 """Units in policy files and on the command line: parsed and formatted exactly.
 
 Every ``format_*`` gives text that its ``parse_*`` reads back to the same number, so that a
-rendered policy is the policy. Every ``parse_*`` raises UnitError. Arithmetic is decimal, never
-binary floating point: ``0.1`` of a second has to stay what the admin wrote.
+rendered policy equals the policy. Every ``parse_*`` raises UnitError. Arithmetic is decimal, never
+binary floating point: ``0.1`` of a second must stay what the admin wrote.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _MOST_URLS = 4
 
 
 class UnitError(ValueError):
-    """A value that cannot be read; the message says how to write it."""
+    """An invalid value; the message says how to write it."""
 
 
 def _split(text: str, wanted: str, *units: str) -> Tuple[Fraction, str]:
-    """Number and unit, which is one of ``units`` if any are given."""
-    found = _NUMBER.fullmatch(text)
-    unit = (found.group(2) or "") if found is not None else ""
-    if found is None or (units and unit not in units):
+    """Number and unit, which must be one of ``units`` if any are given."""
+    match = _NUMBER.fullmatch(text)
+    unit = (match.group(2) or "") if match is not None else ""
+    if match is None or (units and unit not in units):
         raise UnitError(f"'{shorten(text)}' is not {wanted}")
-    return Fraction(found.group(1)), unit
+    return Fraction(match.group(1)), unit
 
 
 def _plain(number: Decimal) -> str:
@@ -171,7 +171,7 @@ def format_switch(value: bool) -> str:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser of one of these words."""
+    """A parser for one of these words."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -182,7 +182,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def matching(pattern: Pattern[str], what: str) -> Callable[[str], str]:
-    """A parser of text in this form; its errors say that other text is not ``what``."""
+    """A parser for text in this form; its errors say that other text is not ``what``."""
 
     def parse(text: str) -> str:
         if not pattern.fullmatch(text):
@@ -198,15 +198,15 @@ def parse_list(
     what: str = "patterns (one with * names many)",
     most: int = MOST_GLOBS,
 ) -> Tuple[str, ...]:
-    """Words parted by blanks; the same one twice is an error."""
+    """Words separated by blanks; a duplicate is an error."""
     words = text.split()
     if len(words) > most:
         raise UnitError(f"{len(words)} {what}, {most} at most")
-    found = tuple(map(parse_word, words))
-    for word in found:
-        if found.count(word) > 1:
+    values = tuple(map(parse_word, words))
+    for word in values:
+        if values.count(word) > 1:
             raise UnitError(f"'{shorten(word)}' is listed twice: remove one")
-    return found
+    return values
 
 
 _device = matching(_GLOB, "a device: write it like sda, dm-0 or sd*")
@@ -237,12 +237,12 @@ def parse_device(text: str) -> str:
 
 
 def parse_devices(text: str) -> Tuple[str, ...]:
-    """Device globs parted by blanks."""
+    """Device globs separated by blanks."""
     return parse_list(text, parse_device)
 
 
 def parse_units(text: str) -> Tuple[str, ...]:
-    """Globs of unit or cgroup names parted by blanks.
+    """Globs of unit or cgroup names separated by blanks.
 
     A cgroup is named as systemd names it, ``postgresql.service``, without a path.
     """
@@ -250,7 +250,7 @@ def parse_units(text: str) -> Tuple[str, ...]:
 
 
 def parse_addresses(text: str) -> Tuple[str, ...]:
-    """Mail addresses or local users parted by blanks."""
+    """Mail addresses or local users separated by blanks."""
     return parse_list(text, _address, "addresses")
 
 
@@ -276,7 +276,7 @@ def parse_url(text: str) -> str:
 
 
 def parse_urls(text: str) -> Tuple[str, ...]:
-    """URLs parted by blanks."""
+    """URLs separated by blanks."""
     return parse_list(text, parse_url, "URLs", _MOST_URLS)
 
 

@@ -22,7 +22,7 @@ WEEK = 7 * DAY
 
 @dataclass(frozen=True)
 class When:
-    """Opens on `days` (0 is Monday) at `begin`, minutes of the day; `end` may be the day after."""
+    """Opens on `days` (0 is Monday) at `begin`, minutes of the day; `end` may be a day later."""
 
     days: Tuple[int, ...]  # ascending, each once
     begin: int  # 0 to 1439
@@ -30,23 +30,23 @@ class When:
 
     @property
     def spans(self) -> Tuple[Tuple[int, int], ...]:
-        """When it is open, as ``[begin, end)`` in minutes of the week, ascending and apart."""
+        """When it is open, as ``[begin, end)`` in minutes of the week, ascending and disjoint."""
         length = self.end - self.begin if self.end > self.begin else self.end + DAY - self.begin
-        found: List[Tuple[int, int]] = []
+        spans: List[Tuple[int, int]] = []
         for day in self.days:
             begin = day * DAY + self.begin
-            found.append((begin, min(begin + length, WEEK)))
+            spans.append((begin, min(begin + length, WEEK)))
             if begin + length > WEEK:
-                found.append((0, begin + length - WEEK))
+                spans.append((0, begin + length - WEEK))
         joined: List[Tuple[int, int]] = []
-        for begin, end in sorted(found):
+        for begin, end in sorted(spans):
             if joined and joined[-1][1] == begin:
                 begin = joined.pop()[0]
             joined.append((begin, end))
         return tuple(joined)
 
     def end_of(self, minute: int) -> Optional[int]:
-        """When it closes, if it is open at this minute of the week; above WEEK: the week after."""
+        """When it closes, if it is open at this minute of the week; above WEEK: next week."""
         spans = self.spans
         end = next((end for begin, end in spans if begin <= minute < end), None)
         if end == WEEK and spans[0][0] == 0:
@@ -58,10 +58,10 @@ def parse_when(text: str) -> Optional[When]:
     """Days and hours; None for no text. Raises UnitError."""
     if not text:
         return None
-    found = _WHEN.fullmatch(text)
-    if found is None:
+    match = _WHEN.fullmatch(text)
+    if match is None:
         raise UnitError(f"'{shorten(text)}' is not DAYS HH:MM-HH:MM: write it like '{_EXAMPLE}'")
-    days, *clock = found.groups()
+    days, *clock = match.groups()
     begin, end = _minute(*clock[:2]), _minute(*clock[2:])
     if begin == DAY:
         raise UnitError("24:00 is an end: write 00:00, on the day after")

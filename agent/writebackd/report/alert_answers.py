@@ -23,7 +23,7 @@ _KEPT = (
 
 
 def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
-    """What the daemon says; the past is in the history, which the command line reads.
+    """The daemon's part of the answer; past alerts come from the history, read by the client.
 
     `devices` are the names that `device` may mean, as `why` takes it: none where nobody knows
     it, all where it is None.
@@ -57,7 +57,7 @@ def _alert(alert: Alert, snapshot: Snapshot) -> Json:
 
 
 def route_warnings(snapshot: Snapshot) -> List[str]:
-    """Of `status`: the routes that do not work."""
+    """For `status`: the alert routes that do not work."""
     lines = []
     for route in snapshot.routes:
         if route.error is not None:
@@ -68,13 +68,13 @@ def route_warnings(snapshot: Snapshot) -> List[str]:
 
 
 def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
-    """Past alerts, oldest first, from what the history kept of begin, change and end.
+    """Past alerts, oldest first, from the begin, change and end events in the history.
 
     `end` is None where nobody saw it, since the daemon stopped before; those of `active` are
     left out. A record that is damaged is left out as well.
     """
     standing = {(each["name"], each["device"]) for each in active}
-    found: Dict[str, Json] = {}
+    alerts: Dict[str, Json] = {}
     for text in records:
         try:
             record = json.loads(text)
@@ -84,19 +84,19 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
                 "end": float(record["time"]) if record["what"] == "end" else None,
                 "causes": [str(record["alert"]["cause"])],
             }
-            known = found.get(record["id"])
+            known = alerts.get(record["id"])
             if known is not None:
                 alert["began"] = known["began"]
                 alert["causes"] = list(dict.fromkeys(known["causes"] + alert["causes"]))
                 if known["severity"] == "critical":
                     alert["severity"] = "critical"  # the worst that it was
-            found[record["id"]] = alert
+            alerts[record["id"]] = alert
         except (ValueError, KeyError, TypeError):
             continue
-    newest = {(each["name"], each["device"]): id_ for id_, each in found.items()}
+    newest = {(each["name"], each["device"]): id_ for id_, each in alerts.items()}
     return [
         each
-        for id_, each in found.items()
+        for id_, each in alerts.items()
         if each["end"] is not None
         or (each["name"], each["device"]) not in standing
         or newest[each["name"], each["device"]] != id_
@@ -104,7 +104,7 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
 
 
 def _checked(alert: Mapping[str, Any]) -> Json:
-    """Raises KeyError or TypeError where it is not what was written."""
+    """Raises KeyError or TypeError unless the record is as it was written."""
     for name in ("name", "severity", "cause", "summary", "done", "runbook"):
         if not isinstance(alert[name], str):
             raise TypeError(name)

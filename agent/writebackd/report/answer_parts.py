@@ -16,19 +16,19 @@ Json = Dict[str, Any]
 
 
 def finite(value: Optional[float]) -> Optional[float]:
-    """`value` as JSON can carry it: None for an infinity or a NaN."""
+    """`value` as JSON can represent it: None for infinity and NaN."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def pinned_json(snapshot: Snapshot) -> Optional[Json]:
-    """Who pinned, by uid: names may come over the network, which the daemon never waits for."""
+    """Who pinned, by uid: names may need the network, for which the daemon never waits."""
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
     return _order_json(snapshot.pinned, snapshot.sample.time_s)
 
 
 def draining_json(snapshot: Snapshot) -> Optional[Json]:
-    """Which devices are drained, by whom; `left_s` is None where the limits are held."""
+    """Which devices are drained, by whom; `left_s` is None while the limits are held."""
     if not snapshot.memory.draining or snapshot.draining is None:
         return None
     return {
@@ -65,7 +65,7 @@ def held_json(levers: Sequence[HeldLever]) -> List[Json]:
 
 
 def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
-    """The answer to `observe` and `enforce`; `lines` say what was done, `good` if all of it."""
+    """The answer to `observe` and `enforce`; `lines` say what was done, `good` whether all was."""
     return {"mode": mode.value, "good": good, "lines": list(lines)}
 
 
@@ -77,7 +77,7 @@ def pin_json(
 
 
 def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> Json:
-    """The answer to each order of a drain; no devices: it is over.
+    """The answer to each order of a drain; without devices it has ended.
 
     `lines` say what keeps it from the limits; `lowered` if nothing does.
     """

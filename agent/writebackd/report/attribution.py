@@ -23,7 +23,7 @@ def name_writers(
     own: Collection[Optional[int]],
     locate: Callable[[ForeignWrite], ForeignWrite],
 ) -> Tuple[ForeignWrite, ...]:
-    """The same writes with their writers, where the probe saw who it was.
+    """The same writes with their writers, if the probe saw them.
 
     `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. A lever other than the
     limits is left to its writer, which is logged.
@@ -42,7 +42,7 @@ def name_writers(
 
 
 def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Alert, ...]:
-    """The same alerts with the command lines of those that they blame, as far as known."""
+    """The same alerts with the command lines of their culprits, as far as known."""
     missing, named = [], []
     for alert in alerts:
         culprits = []
@@ -60,7 +60,7 @@ def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Al
 
 
 def for_user(snapshot: Snapshot, uid: int) -> Snapshot:
-    """What a user is told: of command lines those of his own processes, root all."""
+    """What a user may see: the command lines of his own processes; root sees all."""
     if uid == 0:
         return snapshot
     memory, sample = snapshot.memory, snapshot.sample

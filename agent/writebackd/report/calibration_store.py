@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Keeps the results of calibrations by disk; their medians are what is known of it.
 
-They seed what the daemon learned (estimate/learned.py), and `recommend` takes the limit from here.
+They seed the learned values (estimate/learned.py), and `recommend` takes the limit from here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_DISKS = 4096
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One run, or the median of several; None: not known. Bytes, seconds, bytes per second."""
+    """One run, or the median of several; None: unknown. Bytes, seconds, bytes per second."""
 
     wall_s: float
     drain_rate: Optional[float] = None
@@ -40,16 +40,16 @@ VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s"
 
 
 def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
-    """Of each value where it is known; None of no runs."""
+    """The median of each value over the runs that know it; None without runs."""
     if not runs:
         return None
     known = {name: [v for v in (getattr(run, name) for run in runs) if v] for name in VALUES}
-    values: Dict[str, Any] = {n: statistics.median(found) for n, found in known.items() if found}
+    values: Dict[str, Any] = {n: statistics.median(all_) for n, all_ in known.items() if all_}
     return Calibrated(max(run.wall_s for run in runs), **values)
 
 
 def load(path: Path) -> Dict[str, Tuple[Calibrated, ...]]:
-    """By identity of the disk, oldest first. Raises OSError, or ValueError for a damaged file."""
+    """Runs by disk identity, oldest first. Raises OSError, or ValueError for a damaged file."""
     return read_known(path, _decode)
 
 
@@ -61,12 +61,12 @@ def _decode(data: bytes) -> Dict[str, Tuple[Calibrated, ...]]:
 
 
 def unexpired(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:
-    """As what was learned: an older one is of another use of the disk."""
+    """Drop runs as old as learned values may get: the disk may have another use by now."""
     return tuple(each for each in runs if abs(wall_s - each.wall_s) <= KEEP_S)
 
 
 def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
-    """Keep a run; the runs of its disk with it. Raises OSError or ValueError as `load`."""
+    """Store a run; returns all runs of its disk. Raises OSError or ValueError as `load`."""
     known = {name: unexpired(runs, run.wall_s) for name, runs in load(path).items()}
     mine = (*known.pop(identity, ()), run)[-MOST_RUNS:]
     kept = [(name, runs) for name, runs in known.items() if runs][-MOST_DISKS + 1 :]
@@ -77,15 +77,15 @@ def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
     return mine
 
 
-def seed(path: Path, identity: str, found: Calibrated) -> None:
-    """Into the daemon's file, while none runs. Raises OSError, or ValueError where it is damaged.
+def seed(path: Path, identity: str, run: Calibrated) -> None:
+    """Write the daemon's file while no daemon runs. Raises OSError, or ValueError if damaged.
 
     No cache seen is no reason to forget a larger one: what was not measured stays as it is.
     """
     known = read_learned(path)
     names = ("drain_rate", "cache_bytes", "baseline_s")
     facts: Dict[str, Any] = {
-        name: Fact(getattr(found, name), found.wall_s) for name in names if getattr(found, name)
+        name: Fact(getattr(run, name), run.wall_s) for name in names if getattr(run, name)
     }
     learned = replace(known.get(identity, Learned()), **facts)
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Encodes frozen values as JSON and decodes them by their fields' types.  Pure.
 
-Fields are named and left out where they have their default: what a later release adds to a
-value, with a default, does not make older recordings unreadable.
+Fields are named, and omitted if they have their default: a field that a later release adds with a
+default does not make older recordings unreadable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GONE = frozenset((
 
 
 class Interned:
-    """The values that are written once; one table for the writer, and its copy for the reader."""
+    """Values that are written once; the writer has one table, and the reader its copy."""
 
     def __init__(self) -> None:
         self.values: List[Any] = []
@@ -65,19 +65,19 @@ class Interned:
         return news
 
     def give(self, news: Sequence[Any]) -> None:
-        """The reader's part. Raises as `unpack`."""
+        """For the reader: add values to the table. Raises as `unpack`."""
         for kind, packed in news:
             self.values.append(_codec(_INTERNED[kind], False)[1](packed, self))
 
 
 def pack(value: Any, interned: Interned) -> Any:
-    """A dataclass of writebackd.types as what json.dumps() takes."""
+    """A dataclass of writebackd.types in the form that json.dumps() takes."""
     kind: Any = type(value)
     return _codec(kind)[0](value, interned)
 
 
 def unpack(kind: Type[T], packed: Any, interned: Interned) -> T:
-    """What pack() was given. Raises ValueError, TypeError, KeyError, IndexError on other data."""
+    """Reverse pack(). Raises ValueError, TypeError, KeyError, IndexError on other data."""
     declared: Any = kind
     value: T = _codec(declared)[1](packed, interned)
     return value
@@ -89,7 +89,7 @@ def _as_it_is(value: Any, interned: Interned) -> Any:
 
 @lru_cache(maxsize=None)
 def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
-    """How values of the type are packed, and how unpacked."""
+    """The functions that pack and unpack values of this type."""
     if _is_plain(kind):
         return _as_it_is, _as_it_is
     if intern and kind in _INTERNED:
@@ -131,14 +131,14 @@ def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether JSON takes and gives it as it is."""
+    """Whether JSON represents the type as it is."""
     if get_origin(kind) is Union:
         return all(_is_plain(each) for each in get_args(kind))
     return kind in (int, float, str, bool, type(None))
 
 
 def _packs_itself(kind: Any) -> bool:
-    """Whether it is plain, or a tuple of such: json writes a tuple as a list."""
+    """Whether it is plain, or a tuple of plain types: json writes a tuple as a list."""
     if get_origin(kind) is tuple:
         return all(each is ... or _packs_itself(each) for each in get_args(kind))
     return _is_plain(kind)

@@ -36,7 +36,7 @@ _ACCEPTS_PER_CALL = 4
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _UCRED = struct.Struct("iII")
 
-# Exit codes that a client is told to end with; the same as in cli/exit_codes.py.
+# Exit codes sent to clients; the same as in cli/exit_codes.py.
 _EXIT_BAD_NEWS, _EXIT_USAGE, _EXIT_NOT_PERMITTED = 1, 2, 4
 
 WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial", "drain", "reset-stats"})
@@ -45,7 +45,7 @@ Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 
 
 class Shared(Dict[str, Any]):
-    """An answer that is the same for all clients: they share the bytes of one line."""
+    """An answer that is the same for all clients, which share the bytes of one line."""
 
     line: Optional[bytes] = None
 
@@ -106,7 +106,7 @@ class _Client:
 
 
 class LoopServer(ABC):
-    """One request, one answer, the end; for a loop that owns the selector.
+    """Takes one request per connection, answers and closes; for a loop that owns the selector.
 
     The loop calls `service(key, mask)` for each ready key whose `data` is this
     server, and `expire(now)` (CLOCK_MONOTONIC seconds) about once a second.
@@ -125,11 +125,11 @@ class LoopServer(ABC):
 
     @abstractmethod
     def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
-        """The answer to what has come so far; None: it is not whole yet. Raises nothing."""
+        """The answer to the bytes received so far; None if incomplete. Raises nothing."""
 
     @abstractmethod
     def _busy(self) -> bytes:
-        """For a client that there is no room for."""
+        """The answer to a client for which there is no room."""
 
     def register(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -140,7 +140,7 @@ class LoopServer(ABC):
         return len(self._clients)
 
     def service(self, key: selectors.SelectorKey, mask: int) -> None:
-        """Handle one ready key. Raises nothing that a client can cause."""
+        """Handle one ready key. Nothing a client does can make it raise."""
         if key.fileobj is self._listener:
             self._accept()
             return
@@ -150,7 +150,7 @@ class LoopServer(ABC):
             self._progress(client)
 
     def expire(self, now: float) -> None:
-        """Drop the clients whose time is up; listen again after a pause."""
+        """Drop clients past their deadline; listen again after a pause."""
         self._listen(True)
         for client in [c for c in self._clients.values() if c.deadline_s <= now]:
             self._drop(client)
@@ -192,7 +192,7 @@ class LoopServer(ABC):
             self._admit(_Client(sock, uid, self._clock() + DEADLINE_S))
 
     def _uid_of(self, sock: socket.socket) -> Optional[int]:
-        """Of the peer. Raises OSError."""
+        """The uid of the peer. Raises OSError."""
         return _peer_uid(sock)
 
     def _admit(self, client: _Client) -> None:
@@ -214,7 +214,7 @@ class LoopServer(ABC):
         return sum(c.uid == uid for c in self._clients.values()) >= MAX_CLIENTS_PER_UID
 
     def _make_room(self, uid: Optional[int]) -> bool:
-        """Root takes the place of the oldest other client: nobody can lock it out."""
+        """Root replaces the oldest other client, so that nobody can lock it out."""
         if uid != 0:
             return False
         others = [c for c in self._clients.values() if c.uid != 0]
@@ -249,7 +249,7 @@ class LoopServer(ABC):
             self._selector.modify(client.sock, selectors.EVENT_WRITE, self)
 
     def _fits(self, answer: bytes, uid: Optional[int]) -> bool:
-        """Whether there is memory for one more; root takes that of the oldest other client."""
+        """Whether there is memory for one more answer; root replaces the oldest other client."""
         while True:
             held = [c for c in self._clients.values() if c.answer is not None]
             # What clients share is there once.
@@ -278,7 +278,7 @@ class LoopServer(ABC):
 
 
 class ControlServer(LoopServer):
-    """The control socket. The caller makes sure that only one daemon uses the path."""
+    """The control socket. The caller ensures that only one daemon uses the path."""
 
     def __init__(
         self, path: Path, handler: Handler, clock: Callable[[], float] = time.monotonic
@@ -325,7 +325,7 @@ class ControlServer(LoopServer):
 
 
 def remove_socket(path: Path, inode: int) -> None:
-    """Remove a socket's file if it is still the one that was made."""
+    """Remove the socket file, unless another one has replaced it."""
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ino == inode:
             os.unlink(path)
@@ -334,7 +334,7 @@ def remove_socket(path: Path, inode: int) -> None:
 def open_unix_listener(path: Path) -> Tuple[socket.socket, int]:
     """A socket that everybody may connect to, and its inode. Raises OSError naming the path.
 
-    A socket file found there is taken for a dead one and replaced.
+    An existing socket file is assumed to be stale and replaced.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

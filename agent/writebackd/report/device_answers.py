@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the answers say of a device: its row, its topology, and which one a name means. Pure."""
+"""Answers about devices: their row, their topology, and which device a name means. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from writebackd.types.storage import CACHES_OF_THE_KERNEL, Backing, Device, Prot
 
 
 def devices_json(snapshot: Snapshot) -> Json:
-    """The answer to `devices`: what each device is made of, and whether it is managed."""
+    """The answer to `devices`: the disks of each device, and whether it is managed."""
     decisions, backings = snapshot.decisions, backings_of(snapshot.sample.backings)
     return {
         "devices": [
@@ -28,7 +28,7 @@ def devices_json(snapshot: Snapshot) -> Json:
 
 
 def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
-    """Those that `wanted` may mean, all for None. Raises RequestError when there is none."""
+    """Devices that `wanted` may mean, or all for None. Raises RequestError if none matches."""
     devices = list(snapshot.sample.devices)
     if wanted is None:
         return devices
@@ -49,7 +49,7 @@ def device_row(
     device = sample.device
     said = next((each for each in backings if each.mode or each.protection), None)
     # Words about a battery that are not understood do not protect anything.
-    told = said is not None and (said.protection or any("battery" in word for word in said.unread))
+    known = said is not None and (said.protection or any("battery" in word for word in said.unread))
     syncs = estimate if estimate.demand_known else None
     return {
         "name": device.name,
@@ -63,12 +63,12 @@ def device_row(
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
         # Capacity and fill are as the kernel reads them from a cache of its own, else as behaviour
-        # shows them, the rest as somebody says; queue/write_cache is no evidence of a controller's.
+        # shows them, the rest as reported; queue/write_cache is no evidence of a controller's.
         "write_cache": {
             "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
             "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
-            "protected": said.protection is Protection.OK if said and told else None,
+            "protected": said.protection is Protection.OK if said and known else None,
             "source": said.source if said else None,
             "reported": [_backing(each) for each in backings],
             "fill": finite(estimate.fill_share),
@@ -117,10 +117,10 @@ def _topology_row(device: Device, decision: DeviceDecision, backings: Sequence[B
 
 
 def backings_of(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
-    found: Dict[str, List[Backing]] = {}
+    by_device: Dict[str, List[Backing]] = {}
     for each in backings:
-        found.setdefault(each.device, []).append(each)
-    return found
+        by_device.setdefault(each.device, []).append(each)
+    return by_device
 
 
 def _backing(backing: Backing) -> Json:

@@ -20,7 +20,7 @@ MAX_DEVICES = 128
 
 @dataclass(frozen=True)
 class Figures:
-    """One device over `span_s`; rates are means, per second, in bytes."""
+    """One device over `span_s`; rates are means per second, in bytes."""
 
     wall_s: float  # of its beginning
     span_s: float
@@ -52,7 +52,7 @@ class Figures:
 
     @property
     def pending_s(self) -> float:
-        """The longest that a commit was seen to wait."""
+        """The longest observed wait of a pending commit."""
         return self.oldest_s if self.oldest_commit_s is None else self.oldest_commit_s
 
     @property
@@ -69,12 +69,12 @@ class Figures:
 
     @property
     def longest_s(self) -> float:
-        """The longest commit, one that is still pending included."""
+        """The longest commit, including one that is still pending."""
         return max(self.pending_s, self.commit_latency.quantile(1.0) or 0.0)
 
 
 def fold(rows: Sequence[Figures]) -> Figures:
-    """Several rows of one device, oldest first, as one. A gap between them is no part of its span.
+    """Combine several rows of one device, oldest first. Gaps between them are not part of the span.
 
     Rows with no time in them count nothing; at least one has to have some.
     """
@@ -100,7 +100,7 @@ def fold(rows: Sequence[Figures]) -> Figures:
 
 
 class _Sum:
-    """One device since the row began; not frozen, because a tick has no time to copy it."""
+    """Sums for one device since its row began; mutable, as copying in each tick takes too long."""
 
     __slots__ = (
         "commits", "counts", "fill", "flooded_s", "last", "oldest_commit_s", "oldest_s",
@@ -140,7 +140,7 @@ def _count(counts: Dict[int, int], latency: Histogram) -> None:
 
 
 class Collector:
-    """Adds ticks up; a row per device that did anything, every `step_s` seconds."""
+    """Adds ticks up; returns a row for each active device every `step_s` seconds."""
 
     def __init__(self, step_s: float = STEP_S) -> None:
         self._step_s = step_s
@@ -151,7 +151,7 @@ class Collector:
         self._span_s = self._ours_s = self._limit = 0.0
 
     def add(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
-        """The rows that this tick completes: mostly none."""
+        """The rows that this tick completes, usually none."""
         sample, estimates, sums = snapshot.sample, snapshot.estimates, self._sums
         dt_s = sample.dt_s
         self._span_s += dt_s
@@ -177,7 +177,7 @@ class Collector:
 
     def _rows(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
         span_s, decided = self._span_s, snapshot.decisions
-        found, _ = original_bytes(snapshot)
+        original, _ = original_bytes(snapshot)
         rows: List[Figures] = []
         for name, each in self._sums.items():
             decision = decided.get(name)  # None: it is gone by now
@@ -189,7 +189,7 @@ class Collector:
                     span_s=span_s,
                     device=name,
                     limit_bytes=self._limit / span_s,
-                    found_bytes=float(found),
+                    found_bytes=float(original),
                     write_rate=each.written / span_s,
                     flooded_s=each.flooded_s,
                     ours_s=self._ours_s,

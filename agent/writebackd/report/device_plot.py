@@ -28,7 +28,7 @@ _STEPS_S = (
 
 @dataclass(frozen=True)
 class Bin:
-    """What is drawn as one step; its ends are those of the rows in it, gaps included."""
+    """One step of the plot; it begins and ends with its rows, gaps included."""
 
     begin_s: float
     end_s: float
@@ -53,7 +53,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Mark:
-    """A stretch of time with a word; for a moment both ends are the same."""
+    """A labelled period of time; a moment begins and ends at the same time."""
 
     begin_s: float
     end_s: float
@@ -112,12 +112,12 @@ _YES = Axis("", 0.0, 1.0, at=())  # the y axis of what fills its height
 
 
 def bins(rows: Sequence[Figures], begin_s: float, end_s: float) -> List[Bin]:
-    """Rows of one device, folded so that each can be seen."""
+    """The rows of one device, combined so that each step is wide enough to see."""
     width_s = max((end_s - begin_s) / BINS, 1e-3)
     together = [
-        list(found) for _, found in groupby(rows, lambda row: int((row.wall_s - begin_s) / width_s))
+        list(group) for _, group in groupby(rows, lambda row: int((row.wall_s - begin_s) / width_s))
     ]
-    return [Bin(found[0].wall_s, found[-1].end_s, fold(found)) for found in together]
+    return [Bin(group[0].wall_s, group[-1].end_s, fold(group)) for group in together]
 
 
 def device_plot(
@@ -130,7 +130,7 @@ def device_plot(
     end_s: float,
     bands: Tuple[str, str] = ("state of writebackd", "alerts"),
 ) -> str:
-    """The panels for which there are data, the states, the alerts, and the time below.
+    """The panels that have data, the states, the alerts, and the time axis.
 
     `bands` is what the last two are called, where they show something else.
     """
@@ -194,7 +194,7 @@ def _panel(panel: Panel, drawn: Sequence[Bin], across: Axis, top: float) -> List
 
 
 def _points(line: Line, drawn: Sequence[Bin]) -> List[Point]:
-    """Steps; with a gap where there is nothing to say for longer than a step."""
+    """Steps, with a gap where data are missing for longer than a step."""
     points: List[Point] = []
     end_s = last = 0.0
     for each in drawn:
@@ -237,7 +237,7 @@ def _time_axis(begin_s: float, end_s: float) -> Axis:
 
 
 def _hovers(panels: Sequence[Panel], drawn: Sequence[Bin], across: Axis) -> List[str]:
-    """The figures as tooltips, which need no script."""
+    """The figures as tooltips, without a script."""
     bottom = 12.0 + len(panels) * (PANEL + GAP) - GAP
     frame = Frame(across, _YES, LEFT, 12.0, WIDTH - RIGHT, bottom)
     for each in drawn:

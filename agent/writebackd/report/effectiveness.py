@@ -26,7 +26,7 @@ GAP_S = 60.0
 
 @dataclass(frozen=True)
 class Period:
-    """The rows of one device that have something in common, added up."""
+    """The rows of one device under one condition, added up."""
 
     span_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)  # of commits
@@ -58,17 +58,17 @@ class Period:
 
     @property
     def longest_s(self) -> float:
-        """Of all commits, those that did not return included."""
+        """The longest commit, including those that did not return."""
         return max(self.oldest_s, self.latency.quantile(1.0) or 0.0)
 
     @property
     def waited_s(self) -> float:
-        """All commits together, those of threads that wait side by side added up."""
+        """The total wait of all commits; threads that wait in parallel are added up."""
         return self.latency.total_s() + sum(self.unfinished)
 
     @property
     def wait_s(self) -> Optional[float]:
-        """Half of the time waited was in commits that took this long or longer.
+        """Half of the total wait was in commits that took this long or longer.
 
         Each counts for as long as it lasted: in a minute with one commit of 59 s and 1000 of a
         millisecond the median commit takes a millisecond, and the program waits for a minute.
@@ -81,14 +81,14 @@ class Period:
 
     @property
     def counts(self) -> bool:
-        """Whether there is enough of it to compare with."""
+        """Whether the period is long enough for a comparison."""
         enough = self.latency.total >= LEAST_FSYNCS or self.waited_s >= LEAST_S
         return self.span_s >= LEAST_S and enough
 
 
 @dataclass(frozen=True)
 class Effectiveness:
-    """One device's time: floods that met somebody who syncs, with and without writebackd."""
+    """One device's floods beside commits, with and without writebackd."""
 
     device: str
     held: Period  # flood and commits, a limit of writebackd in force
@@ -104,7 +104,7 @@ class Effectiveness:
 
 
 def outside(rows: Sequence[Figures], spans: Sequence[Tuple[float, float]]) -> List[Figures]:
-    """The rows that no span, from when to when, touches."""
+    """The rows that overlap none of the spans."""
     return [
         row for row in rows
         if not any(row.wall_s < end_s and row.end_s > begin_s for begin_s, end_s in spans)
@@ -112,20 +112,20 @@ def outside(rows: Sequence[Figures], spans: Sequence[Tuple[float, float]]) -> Li
 
 
 def measure(
-    found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = (), device: str = ""
+    figures: Sequence[Figures], trials: Sequence[Tuple[float, float]] = (), device: str = ""
 ) -> Effectiveness:
-    """Of one device's rows, oldest first. `trials`: from when to when one was on.
+    """Measure one device's rows, oldest first. `trials`: begin and end of each trial.
 
     `device` is its name where there may be no rows.
     """
-    rows = outside(found, trials)
+    rows = outside(figures, trials)
     # A row in which none returned is the worst of all, not one without commits.
     synced = [row for row in rows if row.fsyncs or row.pending_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
     lost = _unfinished(rows)
     drains = [(row.drain_rate, row.span_s) for row in rows if row.drain_rate]
     return Effectiveness(
-        device=device or found[-1].device,
+        device=device or figures[-1].device,
         held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s], lost),
         loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
         calm=_stretch([row for row in synced if not row.flooded_s], lost),
@@ -133,9 +133,9 @@ def measure(
         brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
         tried_s=sum(
             max(0.0, min(row.end_s, end_s) - max(row.wall_s, begin_s))
-            for row in found for begin_s, end_s in trials
+            for row in figures for begin_s, end_s in trials
         ),
-        left_out_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
+        left_out_s=sum(row.span_s for row in figures) - sum(row.span_s for row in rows),
         drain_rate=weighted_median(drains),
     )
 
@@ -146,18 +146,18 @@ def _is_mixed(row: Figures) -> bool:
 
 
 def _unfinished(rows: Sequence[Figures]) -> Dict[float, float]:
-    """By the beginning of a row: how long a commit had waited in it that nothing more is told of.
+    """For each row, how long a commit had waited in it that never returned in the history.
 
     One that returns, or waits on, is in that row or in the next with what it took in the end.
     """
-    found = {}
+    pending = {}
     for row, after in zip(rows, (*rows[1:], None)):
         if row.pending_s <= _longest(row):
             continue
         follows = after is not None and after.wall_s - row.end_s < row.span_s
         if after is None or not follows or max(after.pending_s, _longest(after)) < row.pending_s:
-            found[row.wall_s] = row.pending_s
-    return found
+            pending[row.wall_s] = row.pending_s
+    return pending
 
 
 def _longest(row: Figures) -> float:
@@ -195,13 +195,13 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
 
 
 def spells(rows: Sequence[Figures]) -> List[List[Figures]]:
-    """Rows of one device, oldest first, that follow each other within GAP_S."""
-    found: List[List[Figures]] = []
+    """Groups of rows of one device, oldest first, no more than GAP_S apart."""
+    groups: List[List[Figures]] = []
     for row in rows:
-        if not found or row.wall_s - found[-1][-1].end_s > GAP_S:
-            found.append([])
-        found[-1].append(row)
-    return found
+        if not groups or row.wall_s - groups[-1][-1].end_s > GAP_S:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
 
 
 def _misses(row: Figures) -> bool:
@@ -213,7 +213,7 @@ def _misses(row: Figures) -> bool:
 def weighted_median(
     weighed: Sequence[Tuple[float, float]], share: float = 0.5
 ) -> Optional[float]:
-    """Of pairs of value and weight; None of none. `share`: of the weight that is below."""
+    """The median of (value, weight) pairs, or the quantile `share`; None without pairs."""
     wanted, passed = share * sum(weight for _, weight in weighed), 0.0
     for value, weight in sorted(weighed):
         passed += weight
@@ -222,11 +222,11 @@ def weighted_median(
     return max(weighed)[0] if weighed else None
 
 
-def headline(found: Sequence[Effectiveness]) -> str:
-    """The contrast of the table in one line, of the device where most was at stake."""
-    judged = [each for each in found if each.held.span_s or each.loose.span_s]
+def headline(effects: Sequence[Effectiveness]) -> str:
+    """The main result of the table in one line, for the device with the most at stake."""
+    judged = [each for each in effects if each.held.span_s or each.loose.span_s]
     if not judged:
-        brief_s = max((each.brief_s for each in found), default=0.0)
+        brief_s = max((each.brief_s for each in effects), default=0.0)
         if brief_s:
             return (
                 f"Floods with commits lasted {formats.duration(brief_s)} in all, each too short"
@@ -264,12 +264,12 @@ def _rate(stretch: Period) -> str:
 
 
 def _hides(stretch: Period) -> bool:
-    """Whether p99 says nothing of most of the waiting: one commit of 11 s among a thousand."""
+    """Whether p99 hides most of the waiting: one commit of 11 s among a thousand."""
     return stretch.wait_s is not None and stretch.wait_s > 10 * (stretch.p99_s or 0.0)
 
 
 def _against(with_s: Optional[float], without_s: Optional[float]) -> str:
-    """19 against 382 ms."""
+    """A pair of values with one unit: 19 against 382 ms."""
     one, other = latency(with_s), latency(without_s)
     if one.endswith(" ms") and other.endswith(" ms"):
         one = one[: -len(" ms")]
@@ -277,7 +277,7 @@ def _against(with_s: Optional[float], without_s: Optional[float]) -> str:
 
 
 def sentences(each: Effectiveness) -> List[str]:
-    """What the table of one device does not say, one thought each."""
+    """What the table of one device does not show, one point each."""
     held, lines = each.held, []
     if each.left_out_s:
         lines.append(
@@ -321,7 +321,7 @@ def _met(held: Period) -> str:
 
 
 def _unheld(each: Effectiveness) -> List[str]:
-    """What floods did without a limit of writebackd, and which one it would have held."""
+    """What floods did without a limit of writebackd, and which limit it would have set."""
     loose, lines = each.loose, []
     if loose.judged:
         least_s, *more = map(latency, loose.objectives_s)
@@ -333,12 +333,12 @@ def _unheld(each: Effectiveness) -> List[str]:
             f" {number(loose.judged)} commits ({formats.percent(missed / loose.judged)}) took"
             f" longer, the longest {latency(loose.longest_s)}."
         )
-    target, found = loose.target_bytes, loose.found_bytes
-    if target is not None and found is not None and target < found:
-        text = f"writebackd would have set {formats.size(target)} instead of {formats.size(found)}"
+    target, limit = loose.target_bytes, loose.found_bytes
+    if target is not None and limit is not None and target < limit:
+        text = f"writebackd would have set {formats.size(target)} instead of {formats.size(limit)}"
         rate = each.drain_rate or loose.written_bytes / loose.span_s
         drains = (
-            f": dirty pages drain in {formats.duration(found / rate)} at"
+            f": dirty pages drain in {formats.duration(limit / rate)} at"
             f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}"
             if rate else ""  # a disk that hangs
         )  # fmt: skip
@@ -347,7 +347,7 @@ def _unheld(each: Effectiveness) -> List[str]:
 
 
 def _without(each: Effectiveness) -> str:
-    """Against the time without a limit of writebackd, or the arithmetic where none was measured."""
+    """Compare with the time without our limit, or with the calculation if none was measured."""
     held, loose = each.held, each.loose
     if loose.span_s:
         text = f"Without writebackd's limit, for {formats.duration(loose.span_s)}: "
@@ -365,7 +365,7 @@ def _without(each: Effectiveness) -> str:
 
 
 def _compared(held: Period, loose: Period) -> str:
-    """Both measured; the truth also where writebackd was no help."""
+    """Both were measured; says so also if writebackd did not help."""
     with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
     rates = f"{_rate(loose)} against {_rate(held)} with it"
     if without_s > CHANCE * with_s > 0:
@@ -380,14 +380,14 @@ def _compared(held: Period, loose: Period) -> str:
 
 
 def latency(seconds: Optional[float]) -> str:
-    """With two digits that count, which is what a histogram knows."""
+    """A latency with two significant digits, the precision of a histogram."""
     if seconds is None:
         return "unknown"
     return formats.duration(seconds) if seconds >= 0.995 else f"{formats.milliseconds(seconds)} ms"
 
 
 def _share(share: float) -> str:
-    """Rounded down: 100 % is all of them."""
+    """A percentage, rounded down: 100 % means all."""
     return formats.percent(math.floor(share * 1000) / 1000) if share < 0.0995 else (
         f"{math.floor(share * 1000) / 10:g} %"
     )
@@ -399,5 +399,5 @@ def _times(factor: float) -> str:
 
 
 def number(count: int) -> str:
-    """12 345 678 with thin gaps, as people read it."""
+    """12 345 678 with thin spaces."""
     return f"{count:,}".replace(",", "\u202f")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Events for the history: what changed between two ticks."""
+"""Events for the history: the differences between two ticks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
 
 
 def window_in_words(before: Optional[Open], now: Optional[Open]) -> str:
-    """What became of the policy's windows; empty where the same one is open, or none still."""
+    """Which window of the policy opened or closed; empty if nothing changed."""
     if (before.name if before else None) == (now.name if now else None):
         return ""
     over = f"window {before.name} is over" if before else ""
@@ -68,7 +68,7 @@ def window_in_words(before: Optional[Open], now: Optional[Open]) -> str:
 
 
 def alert_events(happened: Sequence[AlertEvent], host: str, runbook: str) -> List[Event]:
-    """What happened to alerts, as `history` shows it and as `alerts` reads it again."""
+    """Begin, change and end of alerts, for `history` and for `alerts`."""
     return [
         Event(
             each.wall_s,
@@ -84,7 +84,7 @@ def alert_events(happened: Sequence[AlertEvent], host: str, runbook: str) -> Lis
 
 
 def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
-    """Whether actions are worth lines of their own.
+    """Whether actions get lines of their own.
 
     Where nothing is written the ramp follows dirty pages that nothing lowers, a step in every tick
     of a flood: as many in 14 hours as the history keeps. There only a new goal is news.
@@ -95,7 +95,7 @@ def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
 
 
 def _is_dry(snapshot: Snapshot) -> bool:
-    """Whether nothing is written: by its mode, or because a kill-switch file is there."""
+    """Whether nothing is written: because of the mode, or of a kill-switch file."""
     return snapshot.mode is Mode.OBSERVE or snapshot.off is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads the history's file, with or without a daemon."""
+"""Reads the history file, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def count_events(
     device: Optional[str] = None,
     until_s: Optional[float] = None,
 ) -> int:
-    """How many `read_history` finds without a limit, damaged ones too. Raises HistoryError."""
+    """How many events `read_history` finds without a limit. Raises HistoryError."""
     where, values = _where(since_s, until_s, _OF_DEVICE, device)
     rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),))[0]
     return int(rows[0][0]) if rows else 0
@@ -69,7 +69,7 @@ def read_figures(
     device: Optional[str] = None,
     until_s: Optional[float] = None,
 ) -> List[Figures]:
-    """Rows of any part of `[since_s, until_s)`, oldest first: fine ones as far back as they go.
+    """Rows that overlap `[since_s, until_s)`, oldest first: fine ones as far back as they go.
 
     Raises HistoryError.
     """
@@ -86,17 +86,17 @@ def read_figures(
 
 
 def known_devices(path: Path) -> List[str]:
-    """The devices that anything is told of, sorted. Raises HistoryError."""
+    """The devices in the history, sorted. Raises HistoryError."""
     tables = ("events", "fine", "coarse")
     queries = tuple(
         (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
     )
-    found = [row[0] for rows in _rows(path, queries) for row in rows]
-    return sorted({name for name in found if isinstance(name, str)})
+    names = [row[0] for rows in _rows(path, queries) for row in rows]
+    return sorted({name for name in names if isinstance(name, str)})
 
 
 def read_alerts(path: Path, limit: int) -> List[str]:
-    """The last `limit` records of alerts, oldest first, each as the JSON that was kept.
+    """The last `limit` alert records, oldest first, each as the stored JSON.
 
     Raises HistoryError.
     """
@@ -118,7 +118,7 @@ def _where(
 def _rows(
     path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]]
 ) -> List[List[Tuple[Any, ...]]]:
-    """The answers to each query; empty where nothing was written to the file yet."""
+    """The rows of each query; empty if nothing was written to the file yet."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The history's events and figures, and the rows of SQLite that they are kept as. Pure."""
+"""The history's events and figures, and their rows in SQLite. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime
 
 @dataclass(frozen=True)
 class Event:
-    """One line of history; None where a figure does not apply or is not known."""
+    """One line of history; a figure that does not apply or is unknown is None."""
 
     wall_s: float
     # decision, action, mode, pin, drain, forget, reset, foreign, window, alert, start, stop
@@ -97,40 +97,40 @@ def storable(value: object) -> object:
 
 
 def is_event_row(row: Tuple[object, ...]) -> bool:
-    """SQLite keeps any type in any column, and finds no flipped bit in a row."""
-    found = dict(zip(EVENT_COLUMNS, row))
-    texts = {name: found.pop(name) for name in _EVENT_TEXTS}
+    """Check types: SQLite keeps any type in any column, and detects no flipped bit."""
+    values = dict(zip(EVENT_COLUMNS, row))
+    texts = {name: values.pop(name) for name in _EVENT_TEXTS}
     return (
         isinstance(texts["kind"], str)
         and isinstance(texts["text"], str)
         and all(text is None or isinstance(text, str) for text in texts.values())
-        and _are_numbers(found, needed=())
+        and _are_numbers(values, needed=())
     )
 
 
 def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
-    """The row; None where it is damaged."""
-    found = dict(zip(FIGURE_COLUMNS, row))
-    device, span_s = found.pop("device"), found["span_s"]
+    """The figures; None if the row is damaged."""
+    values = dict(zip(FIGURE_COLUMNS, row))
+    device, span_s = values.pop("device"), values["span_s"]
     try:
-        latency, text = _histogram(found.pop("latency")), found.pop("commits")
+        latency, text = _histogram(values.pop("latency")), values.pop("commits")
         commits = None if text is None else _histogram(text)
     except ValueError:
         return None
-    if not isinstance(device, str) or not _are_numbers(found, _NEEDED) or not span_s:
+    if not isinstance(device, str) or not _are_numbers(values, _NEEDED) or not span_s:
         return None
     return Figures(
-        device=device, latency=latency, commits=commits, **found  # type: ignore[arg-type]
+        device=device, latency=latency, commits=commits, **values  # type: ignore[arg-type]
     )
 
 
-def _are_numbers(found: Mapping[str, object], needed: Sequence[str]) -> bool:
-    """Whether all are numbers that a row may have, or None where they are not `needed`."""
-    wall_s = found["wall_s"]
+def _are_numbers(values: Mapping[str, object], needed: Sequence[str]) -> bool:
+    """Whether all are valid numbers, or None where they are not `needed`."""
+    wall_s = values["wall_s"]
     if not isinstance(wall_s, (int, float)) or wall_s >= _LATEST_S:
         return False
     return all(
         (isinstance(value, (int, float)) and 0 <= value < math.inf)
         or (value is None and name not in needed)
-        for name, value in found.items()
+        for name, value in values.items()
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Keeps the history in SQLite, by a thread that the loop never waits for: writes and retention."""
+"""Keeps the history in SQLite, in a thread that the loop never waits for: writes and retention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_ROWS = 50_000
 MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
 # Rows of figures: those of 10 s for a day, those of 5 minutes for a month, and so for events.
 FINE_S, KEPT_S = 86_400.0, 30 * 86_400.0
-# Alerts are few, and whoever looks for the last bad battery looks back further.
+# Alerts are few, and the last bad battery may be long ago.
 ALERTS_KEPT_S = 365 * 86_400.0
 _KEPT_S = {"events": KEPT_S, "alerts": ALERTS_KEPT_S, "fine": FINE_S, "coarse": KEPT_S}
 # A clock that is ahead of what was recorded last by more than this says for an hour nothing of
@@ -65,7 +65,7 @@ _LAST = f"SELECT min(last) FROM ({_LAST})"
 
 @dataclass
 class _Batch:
-    """What is written in one transaction."""
+    """The content of one transaction."""
 
     events: List[Event] = field(default_factory=list)
     fine: List[Figures] = field(default_factory=list)
@@ -114,7 +114,7 @@ class History:
             self._dropped += 1
 
     def record_figures(self, rows: Tuple[Figures, ...]) -> None:
-        """As `record`, rows of one moment."""
+        """As `record`, for the rows of one moment."""
         if not rows:
             return
         if self._rows_in - self._rows_out + len(rows) > MAX_ROWS_WAITING:
@@ -127,7 +127,7 @@ class History:
             self._dropped += len(rows)
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most `timeout` seconds. True when all was written."""
+        """Write what is queued, for at most `timeout` seconds. True if all was written."""
         self._closing.set()
         # Where there is no room for it the writer is awake, and looks at _closing.
         with contextlib.suppress(queue.Full):
@@ -151,7 +151,7 @@ class History:
                 break
 
     def _next_batch(self) -> _Batch:
-        """Wait for an item, then take what else is there."""
+        """Wait for an item, then take all other queued ones."""
         item, batch = self._waiting.get(), _Batch()
         while True:
             if isinstance(item, Event):
@@ -168,7 +168,7 @@ class History:
                 return batch
 
     def _coarser(self, rows: Tuple[Figures, ...]) -> List[Figures]:
-        """The coarse rows that end here: a device may have none for hours, then goes on."""
+        """The coarse rows that end here: a device may have none for hours, then continue."""
         done = []
         for row in rows:
             begun = self._coarse.get(row.device)
@@ -184,7 +184,7 @@ class History:
         return done
 
     def _store(self, batch: _Batch) -> bool:
-        """Write a batch. False when it has to be tried again."""
+        """Write a batch. False if it must be tried again."""
         try:
             if self._database is None:
                 self._database = open_database(self.path)
@@ -214,7 +214,7 @@ class History:
         return True
 
     def _leave_to_reader(self) -> None:
-        """Go on in a copy: a reader's transaction, however long, keeps the old file."""
+        """Continue in a copy: a reader's transaction, however long, keeps the old file."""
         database, copy = self._database, self.path.with_name(f"{self.path.name}.new")
         if database is None:
             return
@@ -237,7 +237,7 @@ class History:
         self._database = None
 
     def _trim(self, database: sqlite3.Connection, batch: _Batch) -> None:
-        """Delete what is too old, and where it is too much the first by rowid."""
+        """Delete old rows, and if the file is too large the first by rowid."""
         for table, most in (("events", self._max_rows), ("alerts", MAX_ALERTS)):
             database.execute(
                 f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?", (most,)
@@ -271,7 +271,7 @@ class History:
                 )
 
     def _trusts(self, newest_s: float) -> bool:
-        """Whether what the clock says now can tell what is too old."""
+        """Whether the clock is reliable enough to tell what is too old."""
         if self._clock_s is not None and newest_s > self._clock_s + _LEAP_S:
             now = time.monotonic()
             if self._leapt_at is None:
@@ -282,7 +282,7 @@ class History:
         return True
 
     def _start_anew(self) -> None:
-        """Move a damaged file out of the way, its journal too: it fits no other."""
+        """Move a damaged file aside with its journal, which fits no other file."""
         if self._database is not None:
             self._database.close()
             self._database = None

@@ -38,7 +38,7 @@ def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
 
 
 class LearnedStore:
-    """Seeds the memory of new devices, and keeps what it learned of them.
+    """Seeds the memory of new devices, and stores what was learned about them.
 
     Neither happens before the file has been read: on a disk that hangs the daemon goes on as if
     there were no file.
@@ -63,11 +63,11 @@ class LearnedStore:
         self._wake = threading.Event()
         self._closing = False
         # A daemon thread: one stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="learned", daemon=True)
         self._thread.start()
 
     def recall(self, memory: Memory, devices: Sequence[Device], wall_s: float) -> Memory:
-        """`memory` with what is known of the devices that are new in it."""
+        """`memory` with the stored values of the devices that are new in it."""
         if self._known is None:
             if not self._read:
                 return memory
@@ -85,13 +85,13 @@ class LearnedStore:
         return recalled
 
     def keep_now_and_then(self, memory: Memory, sample: Sample) -> None:
-        """As `keep`, once in SAVE_S."""
+        """As `keep`, once every SAVE_S."""
         if sample.time_s >= self._save_at_s:
             self._save_at_s = sample.time_s + SAVE_S
             self.keep(memory, sample.wall_s)
 
     def keep(self, memory: Memory, wall_s: float) -> None:
-        """Hand what was learned to the thread. Never blocks."""
+        """Pass the learned values to the thread. Never blocks."""
         if self._known is None:
             return
         self._learn(memory, wall_s)
@@ -103,11 +103,11 @@ class LearnedStore:
 
     @property
     def was_read(self) -> bool:
-        """Whether `keep` keeps anything yet: from then on the file says what the memory does."""
+        """Whether the file was read: from then on `keep` stores what the memory has."""
         return self._known is not None
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most `timeout` seconds. True when all was written."""
+        """Write what is queued, for at most `timeout` seconds. True if all was written."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
@@ -168,7 +168,7 @@ class LearnedStore:
 
 
 def read_known(path: Path, decode: Callable[[bytes], Dict[str, T]]) -> Dict[str, T]:
-    """By identity of the disk; empty where no file is. OSError, or ValueError for a damaged one."""
+    """Values by disk identity; empty without a file. OSError, or ValueError for a damaged one."""
     try:
         with open(path, "rb") as file:
             return decode(file.read(MAX_BYTES + 1))
@@ -184,7 +184,7 @@ def read_learned(path: Path) -> Dict[str, Learned]:
 
 
 def encode(known: Mapping[str, Learned]) -> bytes:
-    """The file's text: at most MAX_BYTES, for which the oldest are left out."""
+    """The text of the file: at most MAX_BYTES, without the oldest if necessary."""
     lines, checksum, left = [], _CHECKSUM_START, MAX_BYTES - len(_HEAD) - len(_TAIL)
     for identity, learned in sorted(known.items(), key=_newest, reverse=True):
         # One at a time: the interpreter's lock is held during each.
@@ -198,7 +198,7 @@ def encode(known: Mapping[str, Learned]) -> bytes:
 
 
 def decode(data: bytes) -> Dict[str, Learned]:
-    """What `encode` was given. Raises ValueError, KeyError, TypeError, RecursionError."""
+    """Reverse `encode`. Raises ValueError, KeyError, TypeError, RecursionError."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
     body = json.loads(data.decode("ascii"))
@@ -236,7 +236,7 @@ def _newest(entry: Tuple[str, Learned]) -> float:
 
 
 def _bounded(known: Mapping[str, Learned], wall_s: float) -> Dict[str, Learned]:
-    """Without what has expired or says nothing, the newest MAX_DEVICES at most."""
+    """Without expired and empty entries: the newest MAX_DEVICES at most."""
     fresh = {identity: unexpired(learned, wall_s) for identity, learned in known.items()}
     kept = {identity: learned for identity, learned in fresh.items() if facts_of(learned)}
     if len(kept) <= MAX_DEVICES:

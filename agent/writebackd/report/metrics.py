@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Renders metrics as OpenMetrics 1.0 or Prometheus text.  Pure.
 
-Prometheus asks for the first; node_exporter's textfiles and `promtool check metrics` know only
+Prometheus requests the first; node_exporter's textfiles and `promtool check metrics` know only
 the second. Names and labels are the same in both. Latencies are classic histograms: neither
-format can carry a native one (only protobuf can). What is not known has no sample, never zero.
-What may occur in labels is bounded: devices, and words of the program; never processes or paths
-of cgroups. A device that is left alone has no series of its own.
+format can carry a native one (only protobuf can). An unknown value has no sample, never zero.
+Label values are bounded: devices, and words of the program; never processes or cgroup paths. A
+device that is left alone has no series of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Value = Tuple[str, str, Optional[Number]]  # name, help, and the value where it 
 
 
 class _Row(NamedTuple):
-    """All that is known of one device."""
+    """All that is known about one device."""
 
     labels: str
     sample: DeviceSample
@@ -49,14 +49,14 @@ class _Row(NamedTuple):
 
 
 class _Page:
-    """Text of metric families, each of which is written in one go."""
+    """Text of metric families, each of which is written at once."""
 
     def __init__(self, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
         self._lines: List[str] = []
 
     def family(self, name: str, kind: str, text: str) -> str:
-        """Write the head of one; the name that its samples have."""
+        """Write the head of a family; returns the name of its samples."""
         name = PREFIX + name
         sample = name + {"counter": "_total", "info": "_info"}.get(kind, "")
         if not self._openmetrics:
@@ -69,7 +69,7 @@ class _Page:
         return sample
 
     def add(self, name: str, labels: str, value: Optional[Number]) -> None:
-        """A sample; none where the value is not known."""
+        """Add a sample, unless the value is unknown."""
         if value is not None and math.isfinite(value):
             shown = f"{value:d}" if isinstance(value, int) else repr(value)
             self._lines.append(f"{name}{{{labels}}} {shown}" if labels else f"{name} {shown}")
@@ -100,7 +100,7 @@ def render(snapshot: Snapshot, form: str = OPENMETRICS) -> str:
 
 
 def labels_text(labels: Labels) -> str:
-    """Labels as they stand between braces."""
+    """Labels as the text between braces."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
 
 
@@ -206,23 +206,23 @@ def _counters(snapshot: Snapshot) -> Sequence[Value]:
 
 
 def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
-    """Severities by name, device ("": the host) and cause; of two severities the worse."""
-    found: Dict[Tuple[str, str, str], str] = {}
+    """Severities by name, device ("": the host) and cause; the worse of two severities counts."""
+    severities: Dict[Tuple[str, str, str], str] = {}
     for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
-        if found.get(key) != Severity.CRITICAL.value:
-            found[key] = alert.severity.value
-    return found
+        if severities.get(key) != Severity.CRITICAL.value:
+            severities[key] = alert.severity.value
+    return severities
 
 
 def _alerts(page: _Page, snapshot: Snapshot) -> None:
-    found = alerts_of(snapshot)
+    severities = alerts_of(snapshot)
     name = page.family("alerts_raised", "counter", "Alerts raised, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)
         page.add(name, labels_text([("name", each.value)]), count)
     name = page.family("alert", "gauge", "1 for each active alert; no device: the host.")
-    for (what, device, cause), severity in sorted(found.items()):
+    for (what, device, cause), severity in sorted(severities.items()):
         labels = [("name", what), ("device", device), ("severity", severity), ("cause", cause)]
         page.add(name, labels_text(labels), 1)
 
@@ -282,7 +282,7 @@ def _topology(device: Device) -> Labels:
 
 
 def _of_syncs(get: Callable[[Estimate], Number]) -> Callable[[_Row], Optional[Number]]:
-    """Of what only a probe that sees fsync can know."""
+    """Metrics that only a probe that sees fsync can measure."""
     return lambda row: get(row.estimate) if row.estimate.demand_known else None
 
 

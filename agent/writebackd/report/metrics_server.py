@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Serves GET /metrics over a Unix socket, and over loopback TCP where the policy says so.
 
-What a scraper may do to the loop is bounded as in report/control_server.py.
+A scraper's effect on the loop is limited as in report/control_server.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
-from writebackd.kernel.socket_owner import owners_are_told, tcp_peer_uid
+from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
 from writebackd.report.control_server import (
     MAX_CLIENTS,
     MAX_REQUEST,
@@ -33,30 +33,30 @@ _END = b"\r\n\r\n"  # of a head
 
 
 class Exposition:
-    """The metrics of the last tick as answers, made when the first one asks.
+    """The metrics of the last tick as answers, made for the first client of the tick.
 
-    All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
+    All clients of one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
     """
 
     def __init__(self, snapshot: Callable[[], Optional[Snapshot]]) -> None:
-        """`snapshot` gives the last tick, None before the first."""
+        """`snapshot` returns the last tick, None before the first."""
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
         self._made: Dict[str, bytes] = {}  # over HTTP
-        self._told: Dict[str, Shared] = {}  # over the control socket
+        self._json: Dict[str, Shared] = {}  # over the control socket
 
-    def told(self, form: str) -> Optional[Shared]:
-        """For the control socket, in one of CONTENT_TYPES; None: nothing measured yet."""
+    def as_json(self, form: str) -> Optional[Shared]:
+        """The answer on the control socket, in one of CONTENT_TYPES; None before the first tick."""
         snapshot = self._current()
         if snapshot is None:
             return None
-        if form not in self._told:
-            self._told[form] = Shared(metrics_json(snapshot, form))
-        return self._told[form]
+        if form not in self._json:
+            self._json[form] = Shared(metrics_json(snapshot, form))
+        return self._json[form]
 
     def get(self, form: str) -> Optional[bytes]:
-        """Over HTTP, head included; None: nothing measured yet."""
+        """The HTTP answer, head included; None before the first tick."""
         snapshot = self._current()
         if snapshot is None:
             return None
@@ -68,7 +68,7 @@ class Exposition:
     def _current(self) -> Optional[Snapshot]:
         snapshot = self._snapshot()
         if snapshot is not self._of:
-            self._of, self._made, self._told = snapshot, {}, {}
+            self._of, self._made, self._json = snapshot, {}, {}
         return snapshot
 
 
@@ -132,7 +132,7 @@ def open_unix(path: Path, exposition: Exposition) -> MetricsServer:
 
 
 def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
-    """`host` is a loopback address, as the policy has checked. Raises OSError."""
+    """`host` is a loopback address, as checked by the policy. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -150,7 +150,7 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
         if number == errno.EAFNOSUPPORT:
             text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
         raise OSError(number, text, where) from None
-    known = owners_are_told(listener)
+    known = owners_are_known(listener)
     return MetricsServer(
         listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None
     )
@@ -159,9 +159,9 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
 def open_servers(
     path: Path, http: Optional[Tuple[str, int]], exposition: Exposition
 ) -> Tuple[List[MetricsServer], List[str]]:
-    """On the socket at `path` and the address `http`, and what cannot be had, in words.
+    """Listen on the socket at `path` and the address `http`; returns also the problems, in words.
 
-    Good to have: a problem is logged, and is no reason to end.
+    Metrics are optional: a problem is logged, and does not end the daemon.
     """
     openers: List[Callable[[], MetricsServer]] = [lambda: open_unix(path, exposition)]
     if http is not None:

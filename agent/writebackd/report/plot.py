@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Plots panels of one device over a common time axis as SVG.  Pure.
 
-Own code and not a library: the colours come from the page's style sheet (light,
-dark and paper share one drawing), and a plot has to stay a few kB where a page
-holds hundreds of them.
+Not from a library: the colours come from the page's style sheet (light, dark and
+paper share one drawing), and a plot must be only a few kB, as a page holds hundreds
+of them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ THIN = "\u202f"  # the gap in 12 345, which Python calls not printable
 
 
 def escape(text: str) -> str:
-    """Text for HTML and SVG: what no browser shows becomes visible."""
+    """Text for HTML and SVG; characters that no browser shows become visible."""
     shown = "".join(each if each.isprintable() or each == THIN else "\ufffd" for each in text)
     return html_escape(shown.encode("utf-8", "backslashreplace").decode(), quote=True)
 
 
 def hover(text: str) -> str:
-    """What an element shows under the pointer; nothing for no text."""
+    """A tooltip for an element; nothing for an empty text."""
     lines = "&#10;".join(map(escape, text.split("\n")))
     return f"<title>{lines}</title>" if text else ""
 
 
 def coordinate(value: float) -> str:
-    """A tenth of a pixel is finer than anybody sees; every digit counts in a page of lines."""
+    """A tenth of a pixel is precise enough, and digits add up in a page of lines."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> List[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, inside of the range."""
+    """Multiples of 1, 2 or 5 times a power of ten within the range."""
     if not high > low:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -53,7 +53,7 @@ def linear_ticks(low: float, high: float, most: int = 6) -> List[float]:
 
 
 def log_ticks(low: float, high: float, base: int = 10) -> List[float]:
-    """Powers of the base, at most seven; of ten also twos and fives where there are few."""
+    """Powers of the base, at most seven; for ten also twos and fives if there are few."""
     wide = math.log(high / low, base)
     factors = (1, 2, 5) if base == 10 and wide < 2.5 else (1,)
     every = max(1, math.ceil(wide / 6))
@@ -73,10 +73,10 @@ class Axis:
     base: int = LINEAR
     words: Words = "{:g}".format
     unit: float = 1.0  # linear ticks are round numbers of it
-    at: Optional[Tuple[float, ...]] = None  # the ticks, where they are not to be found
+    at: Optional[Tuple[float, ...]] = None  # the ticks, instead of the default ones
 
     def share(self, value: float) -> float:
-        """Where on the axis, 0 to 1; what lies outside is drawn at the edge."""
+        """The position on the axis, 0 to 1; values outside are drawn at the edge."""
         if self.base:
             value = max(value, self.low)
             place = math.log(value / self.low) / math.log(self.high / self.low)
@@ -101,7 +101,7 @@ def axis(
     floor: Optional[float] = None,
     unit: float = 1.0,
 ) -> Axis:
-    """An axis that holds all values, from zero when linear; a log one begins at floor or above."""
+    """An axis that contains all values, linear from zero, or logarithmic from floor or above."""
     there = [value for value in values if value is not None and (value > 0 or not base)]
     if not base:
         high = max(there, default=1.0)
@@ -115,7 +115,7 @@ def axis(
 
 
 class Frame:
-    """A rectangle of a drawing between two axes; what is drawn first lies below."""
+    """A rectangle of a drawing between two axes; what is drawn first is below."""
 
     def __init__(
         self, x: Axis, y: Axis, left: float, top: float, right: float, bottom: float
@@ -131,7 +131,7 @@ class Frame:
         return self.bottom - self.y.share(value) * (self.bottom - self.top)
 
     def span(self, start: float, end: float, style: str, text: str = "", word: str = "") -> None:
-        """A stretch of the x axis over the full height, with `word` in it where it has room.
+        """A period on the x axis over the full height, with `word` in it if there is room.
 
         A short one is still there to be seen.
         """
@@ -162,7 +162,7 @@ class Frame:
         )
 
     def line(self, points: Sequence[Point], style: str, text: str, step: bool = False) -> None:
-        """A gap where a value is None. Every pixel column keeps its lowest and highest value."""
+        """A line with a gap where a value is None. Every pixel column keeps its extremes."""
         drawn: List[str] = []
         for piece in _pieces(points):
             places = _thin([(self.at_x(x), self.at_y(y)) for x, y in piece])
@@ -216,7 +216,7 @@ class Frame:
 
 
 def _short(tenths: int) -> str:
-    """A tenth of it, in as few characters as a path's data allows: -.5, 12, 3.4."""
+    """A tenth of the number, in as few characters as path data allow: -.5, 12, 3.4."""
     text = coordinate(tenths / 10)
     return text.replace("0.", ".", 1) if abs(tenths) < 10 and tenths % 10 else text
 
@@ -232,7 +232,7 @@ def _pieces(points: Sequence[Point]) -> List[List[Tuple[float, float]]]:
 
 
 def _thin(places: List[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """Without the middle of level stretches, and four points at most in two pixel columns."""
+    """Drop the middle of level stretches, and all but four points in two pixel columns."""
     columns: List[List[Tuple[float, float]]] = []
     for place in places:
         if columns and int(columns[-1][0][0] / 2) == int(place[0] / 2):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Recommends one fixed dirty limit for a host, from its history and what was learned.  Pure.
 
-The knee is R x tau: with less, writers slow down, with more, commits wait longer and nobody is
-faster.  Where writebackd held floods, limit / rate shows tau.  Where it only observed, no limit was
-tried: then it is the best one of a calibration, or what drains in the time that the objective
-allows.
+The knee is R x tau: a smaller limit slows writers down, a larger one only makes commits wait
+longer.  Where writebackd limited floods, limit / rate shows tau.  Where it only observed, no limit
+was tried: then the limit is the best one of a calibration, or what drains in the time that the
+objective allows.
 
-On 60 hosts drawn for judging the limit scores 0.96 of the best fixed one in hindsight under steady
+On 60 randomly drawn hosts the limit scores 0.96 of the best fixed one in hindsight under steady
 floods, 0.85 in waves; after observe mode 0.90 and 0.56 (tests/sim/test_recommend.py prints 20).
 """
 
@@ -54,7 +54,7 @@ _TIGHTEST = 0.1
 
 
 class Basis(Enum):
-    """What a device's limit is taken from."""
+    """The source of a device's limit."""
 
     KNEE = "knee"  # the smallest limit of writebackd's under which floods still got R
     WAVES = "waves"  # what writebackd asked for in the middle of floods too short for a knee
@@ -64,7 +64,7 @@ class Basis(Enum):
 
 @dataclass(frozen=True)
 class Host:
-    """What bounds the limit of this host, bytes, and its background limit as a share."""
+    """The bounds of this host's limit, bytes, and its background limit as a share."""
 
     floor_bytes: int
     ceiling_bytes: int
@@ -73,7 +73,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceAdvice:
-    """What is known of one device; None: not known."""
+    """What is known about one device; None: unknown."""
 
     effect: Effectiveness
     objective_s: float
@@ -94,23 +94,23 @@ class DeviceAdvice:
 
     @property
     def knee_bytes(self) -> Optional[float]:
-        """At most: the smallest limit that lets in R."""
+        """Upper bound of the smallest limit that lets in R."""
         if self.drain_rate is None or self.tau_s is None:
             return None
         return self.drain_rate * self.tau_s
 
     @property
     def counts(self) -> bool:
-        """Whether it has a say: it was seen for long enough what floods do beside commits."""
+        """Whether the device counts: its floods beside commits were observed for long enough."""
         calibrated = self.basis is Basis.CALIBRATED
         return (calibrated or self.flood_s >= LEAST_S) and self.limit_bytes is not None
 
     def wait_s(self, limit_bytes: float) -> Optional[float]:
-        """p99 of an fsync behind a full cache under this limit, about."""
+        """Approximate p99 of an fsync behind a full cache under this limit."""
         return None if self.drain_rate is None else P99_SHARE * limit_bytes / self.drain_rate
 
     def rate(self, limit_bytes: float) -> Optional[float]:
-        """What a flood gets under this limit, at least; None without tau."""
+        """The least rate of a flood under this limit; None without tau."""
         if self.drain_rate is None or self.tau_s is None:
             return None
         return min(self.drain_rate, limit_bytes / self.tau_s)
@@ -118,7 +118,7 @@ class DeviceAdvice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The limit, where there is one, and what it rests on."""
+    """The limit, if there is one, and its basis."""
 
     observed_s: float  # from the first row to the last
     devices: Tuple[DeviceAdvice, ...]  # most at stake first
@@ -131,7 +131,7 @@ class Recommendation:
 
     @property
     def settings(self) -> Dict[str, int]:
-        """As sysctl names them; empty without a limit."""
+        """Values by sysctl name; empty without a limit."""
         if self.limit_bytes is None or self.background_bytes is None:
             return {}
         return {
@@ -150,10 +150,10 @@ def recommend(
     now_s: Optional[float] = None,
     calibrated: Optional[Mapping[str, Calibrated]] = None,
 ) -> Recommendation:
-    """Of rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
+    """From rows oldest first, for the devices of `policies`; `learned` and `calibrated` by name.
 
     `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
-    touches say nothing of what writebackd asks for.
+    overlaps do not show what writebackd asks for.
     """
     rows = [row for row in rows if row.device in policies]
     by_device: Dict[str, List[Figures]] = {name: [] for name in policies}
@@ -161,20 +161,20 @@ def recommend(
         by_device[row.device].append(row)
     end_s = max((row.end_s for row in rows), default=0.0)
     observed_s = end_s - min((row.wall_s for row in rows), default=end_s)
-    found = [
+    advice = [
         _advice(by_device[name], own, learned.get(name, Learned()), trials, orders,
                 end_s if now_s is None else now_s, name, (calibrated or {}).get(name))
         for name, own in policies.items()
     ]  # fmt: skip
-    found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
+    advice.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
     # The others wait longer than under a limit of their own; a smaller one would halve the rate of
     # this one's writers, and more.
     decider = max(
-        (each for each in found if each.counts),
+        (each for each in advice if each.counts),
         key=lambda each: (each.limit_bytes or 0, each.name), default=None,
     )  # fmt: skip
     whole = Recommendation(
-        observed_s, tuple(found), decider=decider, missing=_missing(observed_s, found, decider)
+        observed_s, tuple(advice), decider=decider, missing=_missing(observed_s, advice, decider)
     )
     if decider is None or decider.limit_bytes is None:
         return whole
@@ -190,9 +190,9 @@ def recommend(
 
 
 def stepped(limit_bytes: float) -> int:
-    """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more exact.
+    """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more precise.
 
-    So the next day's noise gives the same limit, mostly, and the same id.
+    So noise from day to day mostly gives the same limit, and the same id.
     """
     power = 2.0 ** math.floor(math.log2(max(limit_bytes, 1.0)))
     steps = (power, 1.5 * power, 2 * power)
@@ -200,11 +200,11 @@ def stepped(limit_bytes: float) -> int:
 
 
 def _advice(
-    found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
+    figures: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
     now_s: float, name: str, calibrated: Optional[Calibrated],
 ) -> DeviceAdvice:
-    effect = measure(found, trials, name)
-    rows = outside(found, [*trials, *orders])
+    effect = measure(figures, trials, name)
+    rows = outside(figures, [*trials, *orders])
     flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.pending_s)]
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
     held_s = sum(row.flooded_s for row in held)
@@ -257,10 +257,10 @@ def _advice(
 
 
 def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
-    """R, and when it was seen last.
+    """R, and when it was last seen.
 
-    By writebackd's own estimate, which it has once the cache was full; else by what floods got,
-    best under the limit as found, where the disk alone held them; else as it was learned before.
+    From writebackd's own estimate, known once the cache was full; else the rate of floods, best
+    under the original limit, where only the disk limited them; else the value learned earlier.
     """
     own = [row for row in rows if row.drain_rate]
     if own:
@@ -279,7 +279,7 @@ def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], 
 
 
 def _tau(held: Sequence[Figures]) -> Optional[float]:
-    """None where floods come in waves, or there are none."""
+    """None if floods come in waves, or there are none."""
     if not held or _in_waves(held):
         return None
     whole = [
@@ -290,13 +290,13 @@ def _tau(held: Sequence[Figures]) -> Optional[float]:
 
 
 def _in_waves(rows: Sequence[Figures]) -> bool:
-    """Whether most rows of these floods have a pause in them, and so no rate of their own."""
+    """Whether most rows of these floods contain a pause, so that they have no rate of their own."""
     whole_s = sum(row.span_s for row in rows if row.flooded_s >= WHOLE * row.span_s)
     return whole_s < sum(row.flooded_s for row in rows) / 2
 
 
 def _missing(
-    observed_s: float, found: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
+    observed_s: float, advice: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
 ) -> Tuple[str, ...]:
     if decider is not None and decider.basis is Basis.CALIBRATED:
         return ()
@@ -306,7 +306,7 @@ def _missing(
             f"{formats.duration(ENOUGH_OBSERVED_S)} of history, to include each nightly job:"
             f" {formats.duration(observed_s)} so far"
         )
-    most = decider or max(found, key=lambda each: each.flood_s, default=None)
+    most = decider or max(advice, key=lambda each: each.flood_s, default=None)
     if most is None or not most.flood_s:
         return (*missing, "a flood with commits on one device: none so far")
     if most.flood_s < ENOUGH_FLOOD_S:
@@ -332,10 +332,10 @@ def _missing(
 # ---- in words ----------------------------------------------------------------
 
 
-def reason(found: Recommendation) -> List[str]:
-    """Why this limit, one thought each."""
-    decider = found.decider
-    if decider is None or found.limit_bytes is None:
+def reason(advice: Recommendation) -> List[str]:
+    """Why this limit was chosen, one point each."""
+    decider = advice.decider
+    if decider is None or advice.limit_bytes is None:
         return []
     held = f"{formats.duration(decider.held_s)} of floods with commits that writebackd limited"
     drains = f"{decider.name} drains {formats.size(decider.drain_rate)}/s."
@@ -355,23 +355,23 @@ def reason(found: Recommendation) -> List[str]:
     lines = [why[decider.basis]]
     others = [
         f"{each.name} alone would need {formats.size(each.limit_bytes)}"
-        for each in found.devices
+        for each in advice.devices
         if each.counts and each is not decider and each.limit_bytes != decider.limit_bytes
     ]  # fmt: skip
     if others:
         lines.append(f"One value cannot suit all: {', '.join(others)}.")
-    if found.bounded:
-        size = formats.size(found.limit_bytes)
-        lines.append(f"The {found.bounded} of policy and kernel is {size}.")
+    if advice.bounded:
+        size = formats.size(advice.limit_bytes)
+        lines.append(f"The {advice.bounded} of policy and kernel is {size}.")
     return lines
 
 
-def price(found: Recommendation) -> List[str]:
-    """What the fixed limit costs against writebackd, by this host's own figures."""
-    limit, lines = found.limit_bytes, []
+def price(advice: Recommendation) -> List[str]:
+    """What the fixed limit costs compared with writebackd, by this host's own figures."""
+    limit, lines = advice.limit_bytes, []
     if limit is None:
         return []
-    for each in found.devices:
+    for each in advice.devices:
         if not each.counts:
             continue
         text = f"{each.name}: fsync p99 about {latency(each.wait_s(limit))} behind a full cache"
@@ -385,7 +385,7 @@ def price(found: Recommendation) -> List[str]:
                 f" {formats.size(held.written_bytes / held.span_s)}/s"
             )
         lines.append(f"{text}.")
-    alone_s = sum(each.alone_s for each in found.devices)
+    alone_s = sum(each.alone_s for each in advice.devices)
     if alone_s >= LEAST_S:
         lines.append(
             f"{formats.duration(alone_s)} of floods had no commits: a fixed limit throttles these"

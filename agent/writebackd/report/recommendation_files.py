@@ -36,7 +36,7 @@ _UNDO = re.compile(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the recommendation on this host."""
+    """The host and its settings around the recommendation."""
 
     host: str
     made: str  # date and time
@@ -50,10 +50,10 @@ class Surroundings:
 
 
 def contradicting(
-    found: Recommendation, tools: Sequence[ConflictingTool]
+    advice: Recommendation, tools: Sequence[ConflictingTool]
 ) -> Tuple[ConflictingTool, ...]:
-    """Of all those that set a lever of writebackd, who sets these limits otherwise, or may."""
-    same = {f"{name}={value}" for name, value in found.settings.items()}
+    """The tools that set these limits to other values, or may."""
+    same = {f"{name}={value}" for name, value in advice.settings.items()}
     return tuple(
         each for each in tools
         if (each.setting is None and each.level == "warning")
@@ -62,18 +62,18 @@ def contradicting(
 
 
 def undo(original: VmLimits) -> str:
-    """The command that puts back what was found."""
+    """The command that restores the original limits."""
     values = [pair.describe(pair.value(original)) for pair in PAIRS]
     return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
 
 
 def is_ours(text: str) -> bool:
-    """Whether it is an earlier recommendation."""
+    """Whether the text is an earlier recommendation."""
     return MADE_BY in text[:_HEAD]
 
 
 def undone_to(text: str) -> Optional[VmLimits]:
-    """What the undo line of an earlier file, screen or JSON goes back to; None without one."""
+    """The limits in the undo line of an earlier file, screen or JSON; None without one."""
     line = _UNDO.search(text) if is_ours(text) else None
     if line is None:
         return None
@@ -81,36 +81,36 @@ def undone_to(text: str) -> Optional[VmLimits]:
     return VmLimits(**{each.name: int(values.get(each.name, 0)) for each in fields(VmLimits)})
 
 
-def told(found: Recommendation, around: Surroundings) -> Dict[str, Sequence[str]]:
-    """What goes with the limit, by label."""
+def notes(advice: Recommendation, around: Surroundings) -> Dict[str, Sequence[str]]:
+    """What is printed with the limit, by label."""
     return {
-        "why": reason(found),
-        "price": price(found),
-        "undo": [undo(around.original)] if found.settings else [],
+        "why": reason(advice),
+        "price": price(advice),
+        "undo": [undo(around.original)] if advice.settings else [],
         "conflict": [each.text for each in around.conflicts],
     }
 
 
-def sysctl(found: Recommendation, around: Surroundings) -> str:
-    """For /etc/sysctl.d."""
-    lines = _comments(found, around, "To undo, remove this file first.")
-    return "\n".join([*lines, *(f"{name} = {value}" for name, value in found.settings.items()), ""])
+def sysctl(advice: Recommendation, around: Surroundings) -> str:
+    """A file for /etc/sysctl.d."""
+    lines = _comments(advice, around, "To undo, remove this file first.")
+    return "\n".join([*lines, *(f"{n} = {value}" for n, value in advice.settings.items()), ""])
 
 
-def tuned(found: Recommendation, around: Surroundings) -> str:
-    """tuned.conf of a profile on top of the active one.
+def tuned(advice: Recommendation, around: Surroundings) -> str:
+    """tuned.conf of a profile that includes the active one.
 
     Where that one sets a ratio, or bytes in another section, tuned would set both: `drop` takes a
     line out of the section of the same name. So no line of that one contradicts ours.
     """
     others = tuple(each for each in around.conflicts if each.kind != "tuned" or not each.setting)
     around = replace(around, conflicts=others)
-    settings = [f"{name}={value}" for name, value in found.settings.items()]
+    settings = [f"{name}={value}" for name, value in advice.settings.items()]
     sections = {"sysctl": "sysctl", **{each.section: each.plugin for each in around.inherited}}
     lines = [
-        *_comments(found, around, "To undo, activate the previous profile with tuned-adm first."),
+        *_comments(advice, around, "To undo, activate the previous profile with tuned-adm first."),
         "[main]",
-        f"summary=dirty limits by {MADE_BY}, {found.id}",
+        f"summary=dirty limits by {MADE_BY}, {advice.id}",
         *([f"include={','.join(around.tuned_base)}"] if around.tuned_base else []),
     ]  # fmt: skip
     for section, plugin in sections.items():
@@ -125,11 +125,11 @@ def tuned(found: Recommendation, around: Surroundings) -> str:
     return "\n".join([*lines, ""])
 
 
-def policy(found: Recommendation, around: Surroundings) -> str:
-    """A drop-in for all.conf.d: the daemon begins with what suits each device, and goes on."""
+def policy(advice: Recommendation, around: Surroundings) -> str:
+    """A drop-in for all.conf.d: the daemon starts with each device's best limit, and adapts it."""
     more = "writebackd starts with these limits and adapts them."
-    lines = _comments(found, around, more, ("why", "conflict"))
-    for each in found.devices:
+    lines = _comments(advice, around, more, ("why", "conflict"))
+    for each in advice.devices:
         if not each.counts:
             continue
         limit = each.limit_bytes or 0
@@ -142,12 +142,12 @@ def policy(found: Recommendation, around: Surroundings) -> str:
 
 
 def _comments(
-    found: Recommendation, around: Surroundings, more: str,
+    advice: Recommendation, around: Surroundings, more: str,
     labels: Sequence[str] = ("why", "price", "conflict", "undo"),
 ) -> List[str]:  # fmt: skip
-    by_label = told(found, around)
+    by_label = notes(advice, around)
     said = [
-        f"{found.id} by {MADE_BY} on {around.host}, {around.made}.",
+        f"{advice.id} by {MADE_BY} on {around.host}, {around.made}.",
         *(f"{label}: {text}" for label in labels for text in by_label[label]),
         more,
     ]
@@ -162,26 +162,26 @@ FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
 }  # fmt: skip
 
 
-def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
-    """All of it as data; what is not known is None."""
+def as_json(advice: Recommendation, around: Surroundings) -> Dict[str, Any]:
+    """The recommendation as data; unknown values are None."""
     return {
         "made_by": MADE_BY,
-        "id": found.id,
-        "enough": not found.missing,
-        "missing": list(found.missing),
-        "dirty_bytes": found.limit_bytes,
-        "dirty_background_bytes": found.background_bytes,
-        "device": found.decider.name if found.decider else None,
-        "reason": reason(found),
-        "price": price(found),
+        "id": advice.id,
+        "enough": not advice.missing,
+        "missing": list(advice.missing),
+        "dirty_bytes": advice.limit_bytes,
+        "dirty_background_bytes": advice.background_bytes,
+        "device": advice.decider.name if advice.decider else None,
+        "reason": reason(advice),
+        "price": price(advice),
         "undo": undo(around.original),
         "conflicts": [
             {name: getattr(each, name) for name in ("kind", "name", "setting", "where", "text")}
             for each in around.conflicts
         ],
-        "observed_s": found.observed_s,
+        "observed_s": advice.observed_s,
         "left_out": [{"name": name, "why": why} for name, why in around.left_out.items()],
-        "devices": [_device(each, found.limit_bytes, around) for each in found.devices],
+        "devices": [_device(each, advice.limit_bytes, around) for each in advice.devices],
     }  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings
 
 
 def device_lines(each: DeviceAdvice, around: Surroundings) -> List[str]:
-    """What its floods did, and who made them."""
+    """What the device's floods did, and which programs caused them."""
     who = sentence(list(around.blamed.get(each.name, ())))
     # A terminal's fonts have no thin gap.
     return [line.replace(THIN, "") for line in (*sentences(each.effect), who) if line]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Records raw samples in a ring of files; a thread writes them.
 
-A file holds ten minutes: lines of JSON in one zlib stream, which begins with the policy and with
-the Memory before its first tick. With these and the samples every decision can be made again.
+A file holds ten minutes: lines of JSON in one zlib stream, which begins with the policy and the
+Memory before its first tick. From these and the samples every decision can be reproduced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recursi
 
 
 class RecordedDecision(NamedTuple):
-    """The part of a tick's decision that a replay has to come to again."""
+    """The part of a tick's decision that a replay must reproduce."""
 
     limit_bytes: Optional[int]
     background_bytes: Optional[int]
@@ -61,7 +61,7 @@ def recorded_decision(decision: Decision) -> RecordedDecision:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One tick of a tape. `memory` is the one before it, where it was not that after the last."""
+    """One recorded tick. `memory` is given if it differs from the memory after the last tick."""
 
     sample: Sample
     outcome: RecordedDecision
@@ -69,8 +69,8 @@ class Recorded:
     memory: Optional[Memory] = None
 
 
-class TapeError(Exception):
-    """There is no tape to read; the message says what to do."""
+class RecordingError(Exception):
+    """There is no recording to read; the message says what to do."""
 
 
 class Recorder:
@@ -89,7 +89,7 @@ class Recorder:
         self._file: Optional[int] = None
         self._begun_s = float("-inf")
         self._interned = Interned()
-        self._thread = threading.Thread(target=self._run, name="tape", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
     def record(
@@ -105,7 +105,7 @@ class Recorder:
             self.dropped += 1
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for at most `timeout` seconds. True when all was written."""
+        """Write what is queued, for at most `timeout` seconds. True if all was written."""
         self._closing = True
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -115,7 +115,7 @@ class Recorder:
     # ---- in the thread -------------------------------------------------
 
     def _run(self) -> None:
-        stream, ticks, told = zlib.compressobj(6), 0, None
+        stream, ticks, written = zlib.compressobj(6), 0, None
         while not (self._closing and self._waiting.empty()):
             item = self._waiting.get()
             if item is None:
@@ -124,11 +124,11 @@ class Recorder:
             try:
                 if self._file is None or not 0 <= sample.time_s - self._begun_s < FILE_S:
                     self._end(stream)
-                    stream, ticks, told, follows = zlib.compressobj(6), 0, None, False
+                    stream, ticks, written, follows = zlib.compressobj(6), 0, None, False
                     self._begin(sample)
                 data = b""
-                if policy is not told:
-                    told = policy
+                if policy is not written:
+                    written = policy
                     data += stream.compress(_line({"v": VERSION, "policy": render(policy)}))
                 record = {
                     "s": pack(sample, self._interned),
@@ -193,17 +193,17 @@ def _files(directory: Path) -> List[Path]:
     return sorted(each for each in directory.iterdir() if each.suffix == _SUFFIX)
 
 
-def read_tape(
+def read_recording(
     directory: Path, since_s: Optional[float] = None, until_s: Optional[float] = None
 ) -> Iterator[Recorded]:
-    """Ticks of `[since_s, until_s)`, oldest first. Raises TapeError.
+    """Ticks of `[since_s, until_s)`, oldest first. Raises RecordingError.
 
-    It begins with the file in which `since_s` lies, up to ten minutes earlier: there is a memory.
+    It begins with the file that contains `since_s`, up to ten minutes earlier, for its Memory.
     """
     try:
         files = _files(directory)
     except OSError as error:
-        raise TapeError(
+        raise RecordingError(
             f"no samples in {directory} ({error.strerror}): they are kept where the policy says"
             " so, [history] samples"
         ) from None
@@ -224,7 +224,7 @@ def _begin_s(path: Path) -> float:
 
 
 def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
-    """As much of a file as is whole; what is damaged in it costs the rest of it."""
+    """The ticks of a file; damage costs the rest of that file."""
     interned, policy = Interned(), ""
     try:
         for line in _lines(path):
@@ -246,7 +246,7 @@ def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
             yield Recorded(sample, outcome, policy, memory)
     except PermissionError:
         # All of it is like that, and another user can help it.
-        raise TapeError(
+        raise RecordingError(
             f"{path}: samples are for root and the group adm, try with sudo"
         ) from None
     except (OSError, zlib.error, *_DAMAGES) as error:
@@ -254,7 +254,7 @@ def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Whole lines: the end of a file that is being written, or was, may lack."""
+    """Complete lines: the last one may be cut if the file is still being written, or was."""
     stream, rest = zlib.decompressobj(), b""
     with open(path, "rb") as file:
         while True:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Replays recorded samples: decides again under the recorded or another policy.  Pure.
 
-Under another policy the samples stay what the disks did under the limits of then: a replay tells
-what that policy would have decided, not how the disks would have fared.
+Under another policy the samples still show the disks under the recorded limits: a replay shows
+what that policy would have decided, not how the disks would have behaved.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
 
-# Differences that are told one by one.
-MOST_TOLD = 20
+# Differences that are listed.
+MOST_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One tick, as it was and as it is decided now."""
+    """One tick with its recorded and its new decision."""
 
     sample: Sample
     recorded: RecordedDecision
@@ -46,10 +46,10 @@ def replay(
     other: Optional[Policy] = None,
     zone: tzinfo = timezone.utc,
 ) -> Iterator[Replayed]:
-    """Each tick decided again. `load` makes a policy of a file's text; `other` takes its place.
+    """Decide each tick again. `load` makes a policy from a file's text; `other` replaces it.
 
-    Its windows are open by the clock of then in `zone`; of the policy of then what was in force
-    is on the tape. Raises what `load` raises.
+    Windows of `other` open by the recorded time in `zone`; the recording contains the policy that
+    was in force. Raises what `load` raises.
     """
     memory: Optional[Memory] = None
     known: Dict[str, Policy] = {}
@@ -84,7 +84,7 @@ def replay(
 
 @dataclass
 class Tally:
-    """What a replay came to."""
+    """The result of a replay."""
 
     ticks: int = 0
     different: int = 0
@@ -96,7 +96,7 @@ class Tally:
         # Seconds by device and state: then and now.
         self.states: Dict[str, Dict[str, List[float]]] = {}
         self.limits: Tuple[List[Tuple[float, float]], List[Tuple[float, float]]] = ([], [])
-        self.told: List[Tuple[float, str, str]] = []  # when, what was decided then, what now
+        self.differences: List[Tuple[float, str, str]] = []  # when, what was decided then, what now
         self._ids: Dict[str, str] = {}
 
     def add(self, tick: Replayed) -> None:
@@ -115,30 +115,30 @@ class Tally:
                 self.decisions += 1
         if not tick.same:
             self.different += 1
-            if len(self.told) < MOST_TOLD:
+            if len(self.differences) < MOST_DIFFERENCES:
                 then, now = _difference(tick.recorded, tick.outcome)
-                self.told.append((wall_s, then, now))
+                self.differences.append((wall_s, then, now))
 
     def median_limit(self, which: int) -> Optional[float]:
-        """Of the time with a limit of the agent's: then (0), now (1)."""
+        """The median limit while the agent had one: recorded (0), now (1)."""
         return weighted_median(self.limits[which])
 
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
-    """The parts that differ, in words."""
-    found: List[Tuple[str, str]] = []
+    """The parts that differ, as text."""
+    pairs: List[Tuple[str, str]] = []
     if then.limit_bytes != now.limit_bytes:
-        found.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
+        pairs.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
     elif then.background_bytes != now.background_bytes or then.goal_bytes != now.goal_bytes:
-        found.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
+        pairs.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
                       f"background {now.background_bytes}, goal {now.goal_bytes}"))
     mine = {device[0]: device for device in now.devices}
     for device in then.devices:
         other = mine.get(device[0])
         if other != device:
-            found.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
+            pairs.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
     if then.settings != now.settings:
-        found.append((f"levers {then.settings}", f"levers {now.settings}"))
-    if not found:
-        found.append(("fewer devices", "more devices"))
-    return "; ".join(then_ for then_, _ in found), "; ".join(now_ for _, now_ in found)
+        pairs.append((f"levers {then.settings}", f"levers {now.settings}"))
+    if not pairs:
+        pairs.append(("fewer devices", "more devices"))
+    return "; ".join(then_ for then_, _ in pairs), "; ".join(now_ for _, now_ in pairs)

@@ -38,7 +38,7 @@ from writebackd.tuning import FLOOD_RATE
 
 # May link nowhere and run nothing, also where a name should get past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# Rows of the table of events; a longer one nobody reads, and `history --csv` has all.
+# Rows of the table of events; `history --csv` has all.
 MAX_EVENTS = 300
 
 
@@ -46,7 +46,7 @@ def render(
     span: Span, rows: Sequence[Figures], events: Sequence[Event],
     past: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page; the same input gives the same one, in the same time zone.
+    """The page; the same input gives the same page in the same time zone.
 
     `events` may begin before the span, for the states and alerts at its beginning, and end after
     it, as they tell whether the daemon lived to its end. `past` are alerts as past_json() has them.
@@ -104,7 +104,7 @@ same as data: <code>writebackctl history --figures --csv</code></p></footer>
 
 
 def head(title: str, style: str) -> str:
-    """The head of a page that loads nothing and runs nothing."""
+    """The head of a page that loads nothing and runs no script."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
@@ -113,9 +113,9 @@ def head(title: str, style: str) -> str:
 <style>{style}</style></head>"""
 
 
-def facts(found: Sequence[Tuple[str, str]]) -> str:
+def facts(pairs: Sequence[Tuple[str, str]]) -> str:
     """Names and values at the head of a page."""
-    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in found)
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return f"<dl>{cells}</dl>"
 
 
@@ -164,7 +164,7 @@ def _counts(
         for text in actions if " failed: " not in text and not text.startswith(WOULD_BE)
     ]  # fmt: skip
     others = sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers)
-    found = [
+    counts = [
         ("busy under writebackd's limit, longest device", formats.duration(held_s)),
         ("flooded, longest device", formats.duration(flooded_s)),
         ("devices with figures", str(devices)),
@@ -174,7 +174,7 @@ def _counts(
         ("limits set by another process", str(kinds["foreign"])),
     ]
     optional = (("other levers set", others), ("failed writes", failed))
-    return found + [(name, str(count)) for name, count in optional if count]
+    return counts + [(name, str(count)) for name, count in optional if count]
 
 
 def _section(
@@ -201,7 +201,7 @@ def _section(
 
 
 def _legend(states: Sequence[Mark], alerts: Sequence[Mark], moments: Sequence[Mark]) -> str:
-    """What the plot shows beside its lines, and what each means."""
+    """The other elements of the plot, and their meaning."""
     shown = dict.fromkeys(mark.style for mark in states if mark.style in STATES)
     keys = [(state, f"{state}: {STATES[state]}") for state in shown]
     severities = dict.fromkeys(mark.style for mark in alerts)
@@ -243,7 +243,7 @@ def _cells(stretch: Period) -> Tuple[str, ...]:
 
 
 def _whose(event: Event) -> str:
-    """A decision's id begins with its device; an alert's is long, and its text says which."""
+    """The decision's id, which begins with the device, or the device: an alert's id is too long."""
     own = None if event.kind == "alert" else event.decision_id
     return own or event.device or ""
 
@@ -267,7 +267,7 @@ def _events(events: Sequence[Event]) -> str:
 
 
 def _text(said: str) -> str:
-    """A sentence; its figures stay in one line with their units."""
+    """A sentence whose figures stay on one line with their units."""
     return re.sub(r"(?<=\d) (?=(%|ms|times)\b|%)", "&nbsp;", escape(said))
 
 

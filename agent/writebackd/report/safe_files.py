@@ -14,9 +14,9 @@ _GROUPS = Path("/etc/group")  # not through NSS, which may ask the network
 
 
 def write_atomically(path: Path, data: bytes, for_all: bool = True) -> None:
-    """Replace `path`: readers see the old contents or the new; for all, or as the umask has it.
+    """Replace `path`: readers see the old contents or the new; for all, or by the umask.
 
-    Raises OSError, and leaves nothing of its own behind then.
+    Raises OSError, and then leaves no temporary file.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -40,7 +40,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def for_admins(path: Path) -> None:
-    """Mode 0640 and group adm, where there is one. Raises OSError where the mode cannot be set."""
+    """Mode 0640 and group adm, if it exists. Raises OSError if the mode cannot be set."""
     os.chmod(path, MODE)
     gid = _adm()
     # The unit has no CAP_CHOWN, but is in this group.
@@ -54,5 +54,5 @@ def _adm() -> Optional[int]:
         text = _GROUPS.read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"^adm:[^:\n]*:([0-9]{1,9}):", text, re.MULTILINE)
-    return int(found.group(1)) if found else None
+    match = re.search(r"^adm:[^:\n]*:([0-9]{1,9}):", text, re.MULTILINE)
+    return int(match.group(1)) if match else None

@@ -32,7 +32,7 @@ class Pinned(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """Who drains, and until when the limits of the devices stay at the floor."""
+    """Who drains, and how long the limits of the devices stay at the floor."""
 
     number: int  # by which the client that began it is known
     uid: int
@@ -44,7 +44,7 @@ class Draining(NamedTuple):
 
 
 class VerdictCode(Enum):
-    """What status begins with; report/verdict.py says which, the worst first."""
+    """The first word of status; report/verdict.py chooses it, the worst first."""
 
     BLIND = "BLIND"  # statistics cannot be read, or fsync latency is not visible
     FAILED = "FAILED"  # a limit could not be written, or is set and not in force
@@ -59,7 +59,7 @@ class VerdictCode(Enum):
 
 
 class Standing(NamedTuple):
-    """The verdict of the last tick; times as Sample.wall_s."""
+    """The verdict of the last tick; times as in Sample.wall_s."""
 
     code: VerdictCode
     since_s: float
@@ -68,7 +68,7 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One finished tick with what is known about the daemon itself."""
+    """A finished tick, and the state of the daemon itself."""
 
     version: str
     mode: Mode
@@ -113,24 +113,24 @@ class Snapshot:
 
 
 def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
-    """The limits as found (limit, background), in bytes.
+    """The original limits (limit, background), in bytes.
 
     A ratio is of dirtyable memory, which drifts: while the ratio is in force
     the kernel's own figure is used, later the share of all memory, which is
     somewhat too large.
     """
-    found, vm = snapshot.originals, snapshot.sample.vm
-    if vm.limits == found:
+    original, vm = snapshot.originals, snapshot.sample.vm
+    if vm.limits == original:
         return vm.threshold_bytes, vm.background_threshold_bytes
     total = snapshot.sample.host.memory_bytes
-    limit = found.dirty_bytes or total * found.dirty_ratio // 100
-    background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
+    limit = original.dirty_bytes or total * original.dirty_ratio // 100
+    background = original.dirty_background_bytes or total * original.dirty_background_ratio // 100
     # The kernel takes half of the limit where the background is not below it.
     return limit, background if background < limit else limit // 2
 
 
 def in_mode(snapshot: Snapshot, memory: Memory) -> Snapshot:
-    """The same after a change of mode: nobody is answered with the mode of the last tick."""
+    """The snapshot after a change of mode, so that no answer has the old one."""
     alerts = tuple(
         each for each in snapshot.alerts if each.name is not AlertName.FOREIGN_WRITER
     )

@@ -104,7 +104,7 @@ def status_json(snapshot: Snapshot) -> Json:
 
 
 def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
-    """None: it is left alone, and not counted."""
+    """None for a device that is left alone, and not counted."""
     if totals is None:
         return None
     return {
@@ -137,18 +137,18 @@ def _limits(snapshot: Snapshot) -> Json:
 def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
     """The busiest programs: processes of one name and cgroup together, as a loop of short copies
     is no crowd (alerts/detector_memory.py)."""
-    found: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
+    programs: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
     for task in sorted(tasks, key=lambda task: -task.dirtied_bytes):
-        found.setdefault((task.comm, task.cgroup_id, task.device), []).append(task)
+        programs.setdefault((task.comm, task.cgroup_id, task.device), []).append(task)
     merged = [
         replace(
             each[0],
             dirtied_bytes=sum([task.dirtied_bytes for task in each]),
             throttled_s=sum([task.throttled_s for task in each]),
         )
-        for each in found.values()
+        for each in programs.values()
     ]
-    several = {(each[0].pid, each[0].device) for each in found.values() if len(each) > 1}
+    several = {(each[0].pid, each[0].device) for each in programs.values() if len(each) > 1}
     rows = dirtiers_json(merged, dt_s, _TOP_DIRTIERS)
     for row in rows:
         row["several"] = (row["pid"], row["device"]) in several
@@ -181,20 +181,20 @@ def _warnings(snapshot: Snapshot) -> List[str]:
 
 
 def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
-    """By device, what is wrong with the battery behind it."""
+    """Problems with the battery behind each device."""
     lines = []
-    for each in backings:
-        wrong = battery(each)
-        if wrong and each.mode is CacheMode.ALWAYS_WRITE_BACK:
-            lines.append(f"{each.device}: {wrong}, and its cache still holds writes back: a power"
+    for cache in backings:
+        wrong = battery(cache)
+        if wrong and cache.mode is CacheMode.ALWAYS_WRITE_BACK:
+            lines.append(f"{cache.device}: {wrong}, and its cache still holds writes back: a power"
                          " failure loses them")
         elif wrong:
-            kept = f"; its cache is {each.mode.value}" if each.mode else ""
-            lines.append(f"{each.device}: {wrong}{kept}")
+            kept = f"; its cache is {cache.mode.value}" if cache.mode else ""
+            lines.append(f"{cache.device}: {wrong}{kept}")
     return lines
 
 
-def _rival(found: ConflictingTool) -> Json:
-    row = asdict(found)
+def _rival(tool: ConflictingTool) -> Json:
+    row = asdict(tool)
     row["summary"] = row.pop("text")
     return row

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class TextFile:
-    """Replaces the file now and then; the loop never waits for its disk."""
+    """Replaces the file periodically; the loop never waits for its disk."""
 
     def __init__(self, path: Path, interval_s: float) -> None:
         """Start the thread. Touches no file itself."""
@@ -34,7 +34,7 @@ class TextFile:
         self._start()
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Have it written if the last one is `interval_s` old. Never blocks."""
+        """Have the file written if the last one is `interval_s` old. Never blocks."""
         now = time.monotonic()
         if now >= self._due_s:
             self._due_s = now + self._interval_s
@@ -54,7 +54,7 @@ class TextFile:
         return not self._thread.is_alive() and not self.error
 
     def _start(self) -> None:
-        """Unless it runs. Without a thread the daemon goes on."""
+        """Start the thread if it does not run; without a thread the daemon continues."""
         if self._thread.ident is not None:
             return
         try:
@@ -76,9 +76,9 @@ class TextFile:
             self._tell(f"cannot be removed: {error.strerror}")
 
     def _store(self, text: str) -> Optional[str]:
-        """Replace the file; what went wrong."""
+        """Replace the file; returns the error."""
         try:
-            # node_exporter reads *.prom, so it never sees the file beside it.
+            # node_exporter reads *.prom, so it never sees the temporary file.
             write_atomically(self.path, text.encode("utf-8"))
         except OSError as error:
             return f"cannot be written: {error.strerror}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Estimates how long it takes until nothing dirty is left: page cache, and write caches. Pure."""
+"""Estimates the time until page cache and write caches have no dirty data left. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from writebackd.types.storage import Backing
 
 
 class TimeToClean(NamedTuple):
-    """Seconds; None: not known."""
+    """Seconds; None: unknown."""
 
     host_s: Optional[float]
     devices: Mapping[str, Optional[float]]  # of those that are managed
 
 
 def time_to_clean(sample: Sample, estimates: Mapping[str, Estimate]) -> TimeToClean:
-    """What waits, by the drain rate.
+    """The dirty data divided by the drain rate.
 
     The kernel counts dirty pages of the host. They are those of the flooded devices, by their
     parts of the limit. Where none is flooded they are the only device's; of several nobody knows
@@ -42,7 +42,7 @@ def time_to_clean(sample: Sample, estimates: Mapping[str, Estimate]) -> TimeToCl
 
 
 def cache_bytes(estimate: Estimate, backings: Sequence[Backing]) -> float:
-    """What must be in the write caches: as they say, or as the estimate has it; 0: not known."""
+    """Dirty bytes in the write caches: as reported, else as estimated; 0: unknown."""
     said = [each.dirty_bytes for each in backings if each.dirty_bytes is not None]
     if said:
         return float(sum(said))

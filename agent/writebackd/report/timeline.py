@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Events as stretches of time: states, alerts and trials, only while a daemon was seen to run."""
+"""Events as periods of time: states, alerts and trials, only while a daemon was seen to run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Span:
-    """What the page is about."""
+    """The time that a page covers."""
 
     host: str
     version: str
@@ -39,7 +39,7 @@ class Span:
 
 
 class Signs:
-    """When the daemon is known to have run: by its events and rows of figures."""
+    """When the daemon is known to have run, from its events and rows of figures."""
 
     def __init__(self, events: Sequence[Event], rows: Sequence[Figures], span: Span) -> None:
         self._signs = sorted([event.wall_s for event in events] + [row.end_s for row in rows])
@@ -50,27 +50,27 @@ class Signs:
         self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what had no end
 
     def end(self, event: Event) -> float:
-        """Of what was on when a daemon stopped, or the next one started."""
+        """The end of a state when a daemon stopped, or the next one started."""
         return self.before(event.wall_s) if event.kind == "start" else event.wall_s
 
     def before(self, at_s: float) -> float:
-        """The last sign before; without any, then."""
+        """The last sign before a time, or that time itself without any."""
         place = bisect_left(self._signs, at_s)
         return self._signs[place - 1] if place else at_s
 
 
 def trial_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """From when to when a trial was on."""
+    """Begin and end of each trial."""
     return _spans(events, "trial", " ended: ", ())
 
 
 def pin_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """From when to when an admin held the limit; observe releases it."""
+    """When an admin held the limit; observe releases it."""
     return _spans(events, "pin", "released ", ("mode",))
 
 
 def drain_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """From when to when a drain held the limit at the floor; release and mode end it as well."""
+    """When a drain held the limit at the floor; release and mode end it as well."""
     return _spans(events, "drain", "drain ended ", ("pin", "mode"))
 
 
@@ -78,20 +78,20 @@ def _spans(
     events: Sequence[Event], kind: str, ending: str, others: Tuple[str, ...]
 ) -> List[Tuple[float, float]]:
     """From an event of `kind` to one with `ending` in its text, one of `others`, or a restart."""
-    found: List[Tuple[float, float]] = []
+    spans: List[Tuple[float, float]] = []
     began_s: Optional[float] = None
     for event in events:
         if event.kind not in (kind, *others, "start", "stop"):
             continue
         if began_s is not None:
-            found.append((began_s, event.wall_s))
+            spans.append((began_s, event.wall_s))
         begins = event.kind == kind and ending not in event.text
         began_s = event.wall_s if begins else None
-    return found if began_s is None else [*found, (began_s, math.inf)]
+    return spans if began_s is None else [*spans, (began_s, math.inf)]
 
 
 def state_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
-    """What writebackd did about a device, from decision to decision, while it lived."""
+    """What writebackd did about a device, from decision to decision, while it ran."""
     marks: List[Mark] = []
     open_: Optional[Event] = None
 
@@ -116,7 +116,7 @@ def state_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) 
 
 
 def alert_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
-    """Alerts of a device and of the host, until they were resolved or the daemon stopped."""
+    """Alerts of a device and of the host, until they ended or the daemon stopped."""
     marks: List[Mark] = []
     standing: Dict[Tuple[Optional[str], str], Event] = {}
 

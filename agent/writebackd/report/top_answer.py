@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to top: who dirties pages, and who waits for it. Pure."""
+"""The answer to top: which processes dirty pages, and which wait for that. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
 
 
 def top_json(snapshot: Snapshot) -> Json:
-    """By process and by cgroup."""
+    """The answer to `top`, by process and by cgroup."""
     sample = snapshot.sample
     return {
         "time_s": finite(sample.wall_s),
@@ -23,7 +23,7 @@ def top_json(snapshot: Snapshot) -> Json:
 
 
 def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Json]:
-    """The processes that dirtied most in this tick; one may appear per device."""
+    """The processes that dirtied most in this tick; a process has a row for each device."""
     busy = sorted(
         (task for task in tasks if task.dirtied_bytes or task.throttled_s),
         key=lambda task: (-task.dirtied_bytes, -task.throttled_s, task.pid),
@@ -42,7 +42,7 @@ def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[J
 
 
 def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
-    """Those that dirtied, slept or synced in this tick; one may appear per device."""
+    """Cgroups that dirtied, slept or synced in this tick; a cgroup has a row for each device."""
     busy = sorted(
         (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),
         key=lambda each: (-each.dirtied_bytes, -each.throttled_s, -each.syncs, each.cgroup_id),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Counters since the start of the daemon, or a reset; a device's end with the device.
+"""Counters since the daemon's start, or a reset; those of a device end with it.
 
-Frozen as all that a Snapshot holds: a thread may render it while the loop goes on.
+Frozen like everything in a Snapshot: a thread may render it while the loop continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIMIT = frozenset(("dirty_bytes", "dirty_ratio"))
 
 
 class DeviceTotals(NamedTuple):
-    """Of one device since it, or the daemon, was there first, or since a reset."""
+    """One device since the daemon started, the device appeared, or a reset."""
 
     diskseq: Optional[int] = None
     commits: Tuple[int, ...] = (0,) * (len(COMMIT_BOUNDS_S) + 1)  # by bucket, not cumulative
@@ -54,7 +54,7 @@ class DeviceTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the daemon since its start, or a reset."""
+    """The daemon since its start, or a reset."""
 
     reset_s: Optional[float] = None  # wall clock; None: never
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)  # by name
@@ -82,7 +82,7 @@ class Totals:
         )
 
     def acted(self, actions: Iterable[Action]) -> "Totals":
-        """With these writes, which were really tried."""
+        """Count these writes, which were actually tried."""
         writes, changes = dict(self.writes), self.limit_changes
         for action in actions:
             first = action.lever.partition(" ")[0]
@@ -92,7 +92,7 @@ class Totals:
         return replace(self, writes=writes, limit_changes=changes)
 
     def alerted(self, standing: FrozenSet[Tuple[str, str, str]]) -> "Totals":
-        """With the alerts, (name, device, cause), that stand now."""
+        """Count the alerts, (name, device, cause), that are active now."""
         if standing == self.standing:
             return self
         raised = dict(self.raised)
@@ -101,7 +101,7 @@ class Totals:
         return replace(self, standing=standing, raised=raised)
 
     def ticked(self, seconds: float) -> "Totals":
-        """With one more tick that took so long."""
+        """Count one more tick of this duration."""
         counts = list(self.ticks)
         counts[bisect_left(TICK_BOUNDS_S, seconds)] += 1
         return replace(self, ticks=tuple(counts), ticks_s=self.ticks_s + seconds)
@@ -109,7 +109,7 @@ class Totals:
     def seen(
         self, sample: Sample, estimates: Mapping[str, Estimate], decision: Decision, cpu_s: float
     ) -> "Totals":
-        """With what a tick saw and decided; `cpu_s` is the daemon's own since its start."""
+        """Count what a tick measured and decided; `cpu_s` is the daemon's own since its start."""
         ids = {each.name: each.decision_id for each in decision.devices}
         devices, known, dt_s = {}, self.devices, sample.dt_s
         for each in sample.devices:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The first line of status: one of a few codes, the device, since when, and a sentence. Pure."""
+"""The first line of status: a code, the device, since when, and a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verdict_json(snapshot: Snapshot) -> Json:
 
 
 def standing(snapshot: Snapshot) -> Standing:
-    """The code, and since when: what the tick before has said counts where it is the same."""
+    """The code, and since when: kept from the tick before if the code is the same."""
     seen = _look(snapshot)
     return _standing(snapshot, _verdict(snapshot, seen)[0], seen)
 
@@ -55,23 +55,23 @@ def _standing(snapshot: Snapshot, code: VerdictCode, seen: _Seen) -> Standing:
 
 def _look(snapshot: Snapshot) -> _Seen:
     before: Mapping[str, float] = dict(snapshot.standing.missing if snapshot.standing else ())
-    found, missing = [], {}
+    seen, missing = [], {}
     for device in snapshot.decision.devices:
         if device.basis is None:
             continue  # no demand: with a thousand disks, most of them
         name, estimate = device.name, snapshot.estimates[device.name]
         judgement = judged(estimate, device.basis)
         if judgement is not None:
-            found.append((name, judgement))
+            seen.append((name, judgement))
             if not judgement.met:
                 missing[name] = before.get(name, snapshot.sample.wall_s)
         elif estimate.demand and name in before:
             missing[name] = before[name]  # no fsync in this tick says anything else
-    return _Seen(sorted(found, key=lambda each: -each[1].over), missing)
+    return _Seen(sorted(seen, key=lambda each: -each[1].over), missing)
 
 
 def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str], str]:
-    """The worst first: what hurts, then what keeps the daemon from helping, then all else."""
+    """Worst first: missed objectives, then what keeps the daemon from helping, then the rest."""
     memory = snapshot.memory
     if snapshot.problem is not None:
         return VerdictCode.BLIND, None, snapshot.problem
@@ -128,7 +128,7 @@ def _more(others: Sequence[object]) -> str:
 
 
 def _not_judged(snapshot: Snapshot) -> str:
-    """Of a tick in which no fsync is judged: whether any was, and if not, when the last one was."""
+    """For a tick in which no fsync is judged: whether there were any, or when the last one was."""
     demand = [
         snapshot.estimates[device.name]
         for device in snapshot.decision.devices
@@ -148,7 +148,7 @@ def _not_judged(snapshot: Snapshot) -> str:
 
 
 def _limit(snapshot: Snapshot) -> str:
-    """The limit in force, and why it is not the daemon's where it is not."""
+    """The limit in force, and why it is not the daemon's if it is not."""
     text, memory = f"limit {formats.size(snapshot.sample.vm.threshold_bytes)}", snapshot.memory
     for why, holds in (
         ("off", snapshot.off is not None),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to verify: what was written against what the kernel says. Pure."""
+"""The answer to verify: written values compared with the kernel's. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from writebackd.report.answer_parts import Json, held_json
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState
 
-# Name, file, what was written last and what is found.
+# Name, file, value written last and current value.
 LeverDifference = Tuple[str, str, str, str]
 _PAIR = ("dirty_bytes", "dirty_background_bytes")
 
@@ -24,7 +24,7 @@ def verify_json(
     levers: Sequence[HeldLever] = (),
     differing: Sequence[LeverDifference] = (),
 ) -> Json:
-    """Whether what was last written is in force.
+    """Whether the values written last are in force.
 
     `written` is the last (limit, background) pair in bytes, None while the
     daemon has nothing of its own in the kernel; `vm` has just been read.
@@ -32,8 +32,8 @@ def verify_json(
     """
     differences = _differences(vm, page_size, written) if written is not None else []
     differences += [
-        {"lever": lever, "file": file, "expected": _natural(expected), "found": _natural(found)}
-        for lever, file, expected, found in differing
+        {"lever": lever, "file": file, "expected": _natural(expected), "found": _natural(current)}
+        for lever, file, expected, current in differing
     ]
     writers = {each.lever: each for each in foreign}
     for difference in differences:
@@ -54,9 +54,9 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
     limit, background = written
     in_files = (vm.limits.dirty_bytes, vm.limits.dirty_background_bytes)
     rows = [
-        {"lever": lever, "file": f"/proc/sys/vm/{lever}", "expected": expected, "found": found}
-        for lever, expected, found in zip(_PAIR, written, in_files)
-        if expected != found
+        {"lever": lever, "file": f"/proc/sys/vm/{lever}", "expected": expected, "found": current}
+        for lever, expected, current in zip(_PAIR, written, in_files)
+        if expected != current
     ]
     if rows:
         return rows
@@ -66,9 +66,9 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
     names = ("nr_dirty_threshold", "nr_dirty_background_threshold")
     in_force = (vm.threshold_bytes, vm.background_threshold_bytes)
     return [
-        {"lever": lever, "file": f"/proc/vmstat {name}", "expected": expected, "found": found}
-        for lever, name, expected, found in zip(_PAIR, names, effective, in_force)
-        if abs(expected - found) > page_size
+        {"lever": lever, "file": f"/proc/vmstat {name}", "expected": expected, "found": current}
+        for lever, name, expected, current in zip(_PAIR, names, effective, in_force)
+        if abs(expected - current) > page_size
     ]
 
 

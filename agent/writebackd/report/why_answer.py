@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to why: the reason of the limit, and of what each device wants. Pure."""
+"""The answer to why: the reason for the limit, and for what each device needs. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     """The answer to `why`: the limit's reason, and each device's chain of reasoning.
 
     `device` is a name, major:minor, /dev path, mount point or leaf disk; None
-    means all. Raises RequestError when no device is called that.
+    means all. Raises RequestError if no device has that name.
     """
     decision = snapshot.decision
     chosen, decisions = find_devices(snapshot, device), snapshot.decisions
@@ -50,7 +50,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
 
 
 def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
-    """What the reasoning leans on that this run has not measured itself."""
+    """Inputs of the reasoning that this run has not measured itself."""
     memory = snapshot.memory.devices.get(name, DeviceMemory())
     age_s = earlier_drain_age_s(memory, snapshot.sample.wall_s)
     if age_s is None:

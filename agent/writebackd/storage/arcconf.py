@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parses the output of Adaptec's (Microchip's) arcconf.
 
-Cards of the aacraid driver tell the mode of each volume, and memory that is the board's: firmware
-and the read cache have an unknown part of it, so that no size is known. SmartRAID (smartpqi) tells
+Cards of the aacraid driver report the mode of each volume, and the board's memory; firmware and
+read cache use an unknown part of it, so the cache size is unknown. SmartRAID (smartpqi) reports
 the cache as ssacli does.
 """
 
@@ -22,7 +22,7 @@ COMMANDS = (("getconfig", "{number}"), ("getstatus", "{number}"))
 KEYS: table.Table = {
     "model": ("controller model",), "address": ("pci address",), "slot": ("physical slot",),
     "write cache": ("write-cache status", "write-cache mode"),  # what it does
-    "write cache setting": ("write-cache setting",),  # what it was told
+    "write cache setting": ("write-cache setting",),  # its setting
     "cache status": ("cache status",), "cache board": (), "method": ("ld acceleration method",),
     "caching": ("caching",), "without battery": ("no-battery write cache",),
     "battery": ("overall backup unit status", "backup power status", "status"),
@@ -35,7 +35,7 @@ BATTERY: table.Words[Protection] = (
     *table.TROUBLE,
 )  # fmt: skip
 _BACK, _THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
-# What a volume's cache does now, or, with a battery as the condition, was told to.
+# The current mode of a volume's cache, or its setting if a battery is the condition.
 MODES: table.Words[CacheMode] = (
     (_THROUGH, ("off", "off *", "disabled", "disabled *", "write through", "enabled write through",
                 "on write through")),
@@ -67,7 +67,7 @@ Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by logical device; None is
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """The one controller that COMMANDS were about. Raises ToolError."""
+    """The controller that COMMANDS asked about. Raises ToolError."""
     config, status = out.padded(outputs, COMMANDS)
     keys: Dict[str, out.Keys] = {"controller": {}, "battery": {}}
     volumes: List[Tuple[int, out.Keys]] = []
@@ -92,18 +92,18 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     busy = _works(status)
     own, battery = (table.Facts(KEYS, keys[each]) for each in ("controller", "battery"))
     writes = out.share(own.text("write share"))
-    found = tuple(
+    mapped = tuple(
         _volume(number, table.Facts(KEYS, each), own, writes, busy.get(number, ()))
         for number, each in volumes
     )
     model, works = own.text("model"), busy.get(None, ())
     return (
-        table.switched_controller(own, battery, BATTERY, model, "M", writes, found, works),
+        table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works),
     )
 
 
 def count(output: str) -> int:
-    """How many controllers there are, by what any command says first; at most 64."""
+    """The number of controllers, from the first line of any command; at most 64."""
     for line in out.lines_of(output):
         if line.key == "controllers found":
             return min(out.MOST_CONTROLLERS, out.whole(line.value) or 0)
@@ -114,7 +114,7 @@ def _volume(
     number: int, volume: table.Facts, own: table.Facts, write_share: Optional[float],
     works: Tuple[ArrayWork, ...],
 ) -> Volume:
-    if own.is_told("cache status"):
+    if own.is_reported("cache status"):
         mode = table.switched_mode(own, volume, write_share)
     else:
         mode = _mode(volume)
@@ -123,20 +123,20 @@ def _volume(
 
 
 def _mode(volume: table.Facts) -> Optional[CacheMode]:
-    """What it does now; the setting tells whether that has a condition."""
+    """The current mode; the setting tells whether that is conditional."""
     now = volume.state("write cache", MODES)
-    told = volume.state("write cache setting", MODES)
+    setting = volume.state("write cache setting", MODES)
     if not volume.text("write cache"):
         # The setting may wait for a battery that is not there: only "off" is sure.
-        return told if told is _THROUGH else None
+        return setting if setting is _THROUGH else None
     if now in (None, _THROUGH):
         return now
-    return told if told is CacheMode.ALWAYS_WRITE_BACK else _BACK
+    return setting if setting is CacheMode.ALWAYS_WRITE_BACK else _BACK
 
 
 def _works(output: str) -> Works:
-    """What is under way."""
-    found: Works = {}
+    """Background work in progress."""
+    works: Works = {}
     kind, on, running = None, None, False
     for line in out.lines_of(output):
         said = (line.value or "").lower()
@@ -149,7 +149,7 @@ def _works(output: str) -> Works:
         elif line.key == "status":
             running = "progress" in said
         elif line.key == "percentage complete" and kind is not None and running:
-            found[on] = (*found.get(on, ()), ArrayWork(kind, out.share(f"{said.rstrip('% ')}%")))
-            found[on] = found[on][:out.MOST_WORKS]
+            works[on] = (*works.get(on, ()), ArrayWork(kind, out.share(f"{said.rstrip('% ')}%")))
+            works[on] = works[on][:out.MOST_WORKS]
             kind = None
-    return found
+    return works

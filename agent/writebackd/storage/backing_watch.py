@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Keeps the daemon's view of arrays and caches current: threads read what there is of them."""
+"""Keeps the daemon's view of arrays and caches current: threads read their state."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Look = Callable[
 
 
 class BackingWatch:
-    """`seen` is what the last look found."""
+    """`seen` returns the result of the last look."""
 
     def __init__(
         self, files: KernelFiles, owner: int = 0, look: Optional[Look] = None,
         every_s: float = LOOK_S,
     ) -> None:
-        """`owner` is whose the collector's file has to be; `look` is the one at arrays."""
+        """`owner` must own the collector's file; the default `look` is the one at arrays."""
         self._files, self._owner = files, owner
         self._look, self._every_s = look or look_at_arrays, every_s
         self._thread: Optional[threading.Thread] = None
@@ -53,9 +53,9 @@ class BackingWatch:
         self.error: Optional[str] = None
 
     def seen(self, devices: Sequence[Device], now_s: float) -> Tuple[Backing, ...]:
-        """What is behind these devices, `now_s` being CLOCK_BOOTTIME; never waits.
+        """The storage behind these devices, `now_s` being CLOCK_BOOTTIME; never waits.
 
-        Nothing is known before the first look, and of an earlier one while a look hangs.
+        Empty before the first look, and once a look hangs.
         """
         if now_s >= self._next_s:
             self._next_s = now_s + self._every_s
@@ -91,18 +91,18 @@ class BackingWatch:
 def look_at_arrays(
     files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    """A Look at what RAID tools and md say."""
+    """A Look at the reports of RAID tools and md."""
     matcher = Matcher(files, devices)
-    found: List[Backing] = []
+    backings: List[Backing] = []
     error = None
     try:
-        told = report_file.read(files.path(RAID), owner)
-        if is_stale(told, files, now_s):
-            if not slept(told, files):
-                error = f"{RAID} is {_age(told, now_s)}: check that writebackd-raid.timer runs"
+        report = report_file.read(files.path(RAID), owner)
+        if is_stale(report, files, now_s):
+            if not slept(report, files):
+                error = f"{RAID} is {_age(report, now_s)}: check that writebackd-raid.timer runs"
         else:
-            for tool in told.tools:
-                found += matcher.backings(tool.name, tool.controllers, told.wall_s)
+            for tool in report.tools:
+                backings += matcher.backings(tool.name, tool.controllers, report.wall_s)
             error = "; ".join(matcher.unmatched[:MOST_UNMATCHED]) or None
     except FileNotFoundError:
         pass  # nobody collects
@@ -111,34 +111,34 @@ def look_at_arrays(
     wall_s = time.time()
     for array in parse_mdstat(files.try_read(MDSTAT) or ""):
         for device in matcher.on_the_disks_of(array.disk or "") if array.works else ():
-            found.append(Backing(device.name, "md", wall_s, works=array.works))
-    return tuple(found[:MOST_BACKINGS]), error
+            backings.append(Backing(device.name, "md", wall_s, works=array.works))
+    return tuple(backings[:MOST_BACKINGS]), error
 
 
 def look_at_caches(
     files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    """A Look at what the kernel's caches hold."""
+    """A Look at the kernel's caches."""
     try:
-        told = report_file.read(files.path(CACHES), owner)
+        report = report_file.read(files.path(CACHES), owner)
     except FileNotFoundError:
         return (), None  # there is none
     except (OSError, ToolError) as problem:
         return (), f"{CACHES}: {problem}"
-    if is_stale(told, files, now_s, FILL_FRESH_S):
-        return (), f"{CACHES} is {_age(told, now_s)}: check that writebackd-caches.service runs"
+    if is_stale(report, files, now_s, FILL_FRESH_S):
+        return (), f"{CACHES} is {_age(report, now_s)}: check that writebackd-caches.service runs"
     matcher = Matcher(files, devices)
     return tuple(
         backing
-        for tool in told.tools
+        for tool in report.tools
         for backing in matcher.backings(
-            tool.name, tool.controllers, told.wall_s, told.boottime_s
+            tool.name, tool.controllers, report.wall_s, report.boottime_s
         )
     )[:MOST_BACKINGS], None
 
 
 def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Backing, ...]:
-    """Both, without what the first say of a cache that the others read later."""
+    """Both, without array reports about a cache that has a newer reading of its own."""
     if not caches:
         return tuple(arrays)
     known = {(each.device, each.source) for each in caches}
@@ -146,26 +146,26 @@ def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Back
 
 
 def is_stale(
-    told: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
+    report: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
 ) -> bool:
-    """Whether it says nothing of now: too old, or of another boot."""
-    age_s = now_s - told.boottime_s
-    return not (_is_of_this_boot(told, files) and -LOOK_S <= age_s <= stale_s)
+    """Whether the report is too old, or from another boot."""
+    age_s = now_s - report.boottime_s
+    return not (_is_of_this_boot(report, files) and -LOOK_S <= age_s <= stale_s)
 
 
-def slept(told: CollectorReport, files: KernelFiles) -> bool:
-    """Whether one that is too old is so for a suspend alone: the timer's clock stood still too."""
-    if told.awake_s is None or not _is_of_this_boot(told, files):
+def slept(report: CollectorReport, files: KernelFiles) -> bool:
+    """Whether a report is old only because of a suspend, in which the timer did not run either."""
+    if report.awake_s is None or not _is_of_this_boot(report, files):
         return False
-    return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - told.awake_s <= STALE_S
+    return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - report.awake_s <= STALE_S
 
 
-def _is_of_this_boot(told: CollectorReport, files: KernelFiles) -> bool:
-    return told.boot_id == files.try_read("/proc/sys/kernel/random/boot_id")
+def _is_of_this_boot(report: CollectorReport, files: KernelFiles) -> bool:
+    return report.boot_id == files.try_read("/proc/sys/kernel/random/boot_id")
 
 
-def _age(told: CollectorReport, now_s: float) -> str:
-    age_s = now_s - told.boottime_s
+def _age(report: CollectorReport, now_s: float) -> str:
+    age_s = now_s - report.boottime_s
     if age_s < 0:
         return "of another boot"
     return f"{age_s / 60:.0f} minutes old" if age_s >= 60 else f"{age_s:.0f} s old"

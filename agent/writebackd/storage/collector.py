@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """writebackd-raid, the collector: asks RAID tools and the kernel about arrays and caches.
 
-A program of its own, as tools need device nodes that the daemon's sandbox hides, and as they
-hang with the controller they ask.
+It is a separate program, as tools need device nodes that the daemon's sandbox hides, and hang if
+their controller hangs.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ def collect(
     top: Path = Path("/"),
     leave: Callable[[CollectorReport], None] = lambda _: None,
 ) -> CollectorReport:
-    """Ask everybody; a tool gets `limit_s` seconds for each of its few questions.
+    """Ask all tools; each gets `limit_s` seconds for each of its few questions.
 
-    `top` is as in `find`. `leave` is given what is known after each tool, as the next may take
-    the run with it; what it raises ends the run.
+    `top` is as in `find`. `leave` is called with the report after each tool, as the next may hang
+    the run; its exceptions end the run.
     """
     begun = report_file.begun(files)
-    found: List[Tool] = []
+    tools: List[Tool] = []
     hang: Set[str] = set()
     places = search_path() if directories is None else directories
     # Some leave logs where they are.
     with tempfile.TemporaryDirectory(prefix="writebackd-raid-") as home:
         for kind in kinds(files):
             path = find(kind, places, top)
-            known = {each.name for each in found if each.controllers}
+            known = {each.name for each in tools if each.controllers}
             if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             tool, hung = question(kind, path, home, limit_s)
-            found.append(replace(tool, controllers=stamped(tool.controllers, files)))
+            tools.append(replace(tool, controllers=stamped(tool.controllers, files)))
             if hung:
                 hang.add(kind.name)
-            leave(replace(begun, tools=tuple(found)))
-    return replace(begun, tools=tuple(found))
+            leave(replace(begun, tools=tuple(tools)))
+    return replace(begun, tools=tuple(tools))
 
 
 def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> CollectorReport:
-    """And what those said `before` who were not asked yet; then all of it is as old as that."""
+    """Add the earlier answers of tools not asked yet; the whole report is then as old as those."""
     asked = {each.name for each in report.tools}
     rest = [each for each in before.tools if each.name not in asked] if before else []
     if before is None or not rest:
@@ -79,18 +79,18 @@ def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> 
 
 
 def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
-    """And what the kernel says, last: whoever reads its files may be held up with a disk."""
-    found = []
+    """Add what the kernel reports, last: reading its files may wait for a disk."""
+    tools = []
     for name, controllers in (
         ("bcache", linux_storage.read_bcache(files)), ("md", linux_storage.read_md_journals(files)),
     ):  # fmt: skip
         if controllers:
-            found.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
-    return replace(report, tools=(*report.tools, *found))
+            tools.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
+    return replace(report, tools=(*report.tools, *tools))
 
 
 def parser() -> Parser:
-    """Its command line."""
+    """The command line parser."""
     made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, storcli2, perccli, perccli2, MegaCli, ssacli,"
@@ -114,9 +114,9 @@ def parser() -> Parser:
 
 
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
-    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`.
+    """0: written, whatever the tools said; 1: not written; 2: wrong usage. `top`: see `find`.
 
-    With --caches 0: no cache is left; 1 also where tools fail and no cache is seen.
+    With --caches 0: there is no cache any more; 1 also if tools fail and no cache is seen.
     """
     open_closed_streams()
     try:
@@ -142,10 +142,10 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
             follow(files, output, options.caches, top)
             return 0
         # After each tool, and before the last part, which may hang in the kernel.
-        found = collect(files, options.limit, top=top, leave=leave)
-        leave(found)
-        found = with_kernel(found, files)
-        _leave(found, output, last=True)
+        report = collect(files, options.limit, top=top, leave=leave)
+        leave(report)
+        report = with_kernel(report, files)
+        _leave(report, output, last=True)
     except ToolError as error:  # of `follow`; systemd starts it again
         complain(f"writebackd-raid: {error}")
         return 1
@@ -153,26 +153,26 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
         complain(f"writebackd-raid: {output}: {error.strerror}")
         drop_unwritten("stdout")
         return 1
-    for tool in found.tools:
+    for tool in report.tools:
         said = f"{len(tool.controllers)} controllers or caches"
         complain(f"{tool.name} ({tool.path}): {tool.error or said}")
     return 0
 
 
 def _earlier(files: KernelFiles, output: Path) -> Optional[CollectorReport]:
-    """What the last run left, if it can still be relied on."""
+    """The report of the last run, if it is still valid."""
     try:
-        found = report_file.read(output, os.geteuid())
+        report = report_file.read(output, os.geteuid())
     except (OSError, ToolError):
         return None  # it is about to be replaced
-    return None if is_stale(found, files, time.clock_gettime(time.CLOCK_BOOTTIME)) else found
+    return None if is_stale(report, files, time.clock_gettime(time.CLOCK_BOOTTIME)) else report
 
 
-def _leave(found: CollectorReport, output: Path, last: bool) -> None:
+def _leave(report: CollectorReport, output: Path, last: bool) -> None:
     if str(output) != "-":
-        report_file.write(found, output)
+        report_file.write(report, output)
     elif last:
-        print(report_file.encode(found).decode(), end="", flush=True)
+        print(report_file.encode(report).decode(), end="", flush=True)
 
 
 if __name__ == "__main__":

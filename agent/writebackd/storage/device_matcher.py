@@ -30,16 +30,16 @@ _ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
 
 
 class _Place(NamedTuple):
-    """Of a disk."""
+    """Where a disk is attached."""
 
     driver: Optional[str]
     pci: Optional[str]
-    number: Optional[int]  # of the volume; None: it is none, or it cannot be told
-    is_volume: Optional[bool]  # None: cannot be told
+    number: Optional[int]  # of the volume; None: it is none, or unknown
+    is_volume: Optional[bool]  # None: unknown
 
 
-class _Told:
-    """A controller, where it is, and its volumes by what tells them."""
+class _Located:
+    """A controller, its PCI address, and its volumes by disk, WWN and number."""
 
     def __init__(self, controller: Controller, pci: Optional[str]) -> None:
         self.controller, self.pci = controller, pci
@@ -51,7 +51,7 @@ class _Told:
 
 
 class Matcher:
-    """Answers for the devices of one look; `unmatched` are controllers with no disk, in words."""
+    """Answers for the devices of one look; `unmatched` are controllers without a disk, as text."""
 
     def __init__(self, files: KernelFiles, devices: Sequence[Device]) -> None:
         self._files = files
@@ -65,18 +65,18 @@ class Matcher:
         self, source: str, controllers: Sequence[Controller], wall_s: float,
         read_s: Optional[float] = None,
     ) -> Iterator[Backing]:
-        """What `source` says, by device; `read_s` as in Backing."""
+        """The reports of `source` by device; `read_s` as in Backing."""
         adapters = self._adapters(_DRIVERS.get(source, ()))
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
-        told = [
-            _Told(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
+        located = [
+            _Located(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
             for each in controllers
         ]
         matched: Set[int] = set()
         for device in self._devices:
             said = []
-            for at, one in enumerate(told):
+            for at, one in enumerate(located):
                 each = one.controller
                 for volume in self._volumes(one, device):
                     matched.add(at)
@@ -89,7 +89,7 @@ class Matcher:
                         (*each.unread, *volume.unread),
                     ))  # fmt: skip
             yield from dict.fromkeys(said)
-        for at, one in enumerate(told):
+        for at, one in enumerate(located):
             here = one.pci is None or one.pci in adapters
             if at not in matched and here and one.controller.volumes and not one.by_disk:
                 what = one.controller.model or f"controller {at}"
@@ -105,35 +105,35 @@ class Matcher:
             if array in self._names(each.name) or disks & set(each.leaves)
         ]
 
-    def _volumes(self, told: _Told, device: Device) -> Iterator[Volume]:
-        """Those below the device; an empty one where the controller lists none."""
-        if told.by_disk:
+    def _volumes(self, located: _Located, device: Device) -> Iterator[Volume]:
+        """The volumes below the device; an empty one if the controller lists none."""
+        if located.by_disk:
             for name in sorted(self._names(device.name) | set(device.leaves)):
-                volume = told.by_disk.get(name)
+                volume = located.by_disk.get(name)
                 # Another disk of the name may have come since the tool was asked.
                 if volume and volume.diskseq in (None, diskseq(self._files, name)):
                     yield volume
         for leaf in device.leaves:
-            if told.by_wwn:
+            if located.by_wwn:
                 naa = (self._files.try_read(f"/sys/block/{leaf}/device/wwid") or "").lower()
-                if naa[4:] in told.by_wwn and naa.startswith("naa."):
-                    yield told.by_wwn[naa[4:]]
+                if naa[4:] in located.by_wwn and naa.startswith("naa."):
+                    yield located.by_wwn[naa[4:]]
                     continue
             place = self._place(leaf)
-            if told.pci is None or place.pci != told.pci:
+            if located.pci is None or place.pci != located.pci:
                 continue
-            if not told.controller.volumes and place.is_volume is not False:
+            if not located.controller.volumes and place.is_volume is not False:
                 yield Volume()
-            if place.number is not None and place.number in told.by_number:
-                yield told.by_number[place.number]
+            if place.number is not None and place.number in located.by_number:
+                yield located.by_number[place.number]
 
     def _in_slot(self, slot: Optional[int], adapters: FrozenSet[Optional[str]]) -> Optional[str]:
-        """The adapter in a PCI slot of that number, by the firmware's table."""
+        """The adapter in the PCI slot with that number, by the firmware's table."""
         at = self._files.try_read(f"/sys/bus/pci/slots/{slot}/address")
         return next((each for each in adapters if at and (each or "").startswith(f"{at}.")), None)
 
     def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
-        """Where the controllers with these drivers are."""
+        """PCI addresses of the controllers with these drivers."""
         leaves = {leaf for device in self._devices for leaf in device.leaves}
         places = [self._place(leaf) for leaf in leaves] if drivers else []
         return frozenset(place.pci for place in places if place.driver in drivers)
@@ -153,20 +153,20 @@ class Matcher:
         return self._places[disk]
 
     def _names(self, name: str) -> FrozenSet[str]:
-        """The disk and all that it is stacked upon, partitions as their disks."""
+        """The disk and all devices below it, partitions as their disks."""
         if name not in self._below:
-            found: Set[str] = set()
+            names: Set[str] = set()
             waiting = [name]
             while waiting:
                 each = self._disk(waiting.pop())
-                if each not in found:
-                    found.add(each)
+                if each not in names:
+                    names.add(each)
                     waiting += self._files.listdir(f"/sys/block/{each}/slaves")
-            self._below[name] = frozenset(found)
+            self._below[name] = frozenset(names)
         return self._below[name]
 
     def _disk(self, name: str) -> str:
-        """The disk of a partition: its directory lies in the disk's."""
+        """The disk of a partition, whose directory is inside the disk's."""
         parts = (self._files.readlink(f"/sys/class/block/{name}") or "").split("/")
         parent = parts[-2] if len(parts) > 1 else ""
         is_part = self._files.try_read(f"/sys/class/block/{name}/partition") is not None
@@ -176,7 +176,7 @@ class Matcher:
 def stamped(
     controllers: Sequence[Controller], files: KernelFiles
 ) -> Tuple[Controller, ...]:
-    """With the sequence numbers of the disks: a name may be another disk's in ten minutes."""
+    """Add the sequence numbers of the disks: in ten minutes another disk may have the name."""
     return tuple(
         replace(controller, volumes=tuple(
             replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
@@ -187,6 +187,6 @@ def stamped(
 
 
 def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
-    """A number that no disk after it has, in this boot; None: before Linux 5.15, or it is gone."""
+    """A number that no later disk has in this boot; None: before Linux 5.15, or it is gone."""
     text = files.try_read(f"/sys/block/{disk}/diskseq")
     return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None

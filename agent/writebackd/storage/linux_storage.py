@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The kernel's own arrays and caches: md, bcache, dm-writecache, dm-cache.
 
-None of it is read by the loop. bcache's files take bch_register_lock, which is held while a
-cache is registered or stopped; md's, and since 6.14 /proc/mdstat too, locks that are held while
-the bitmap is written (md_seq_show(), bitmap_info.mutex).
+The loop reads none of these files. bcache's take bch_register_lock, which is held while a cache is
+registered or stopped; md's, and since 6.14 /proc/mdstat too, take locks that are held while the
+bitmap is written (md_seq_show(), bitmap_info.mutex).
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ _SECTOR = 512
 
 
 def parse_mdstat(text: str) -> Tuple[Volume, ...]:
-    """The arrays that are at work, or have a journal; speed is of each disk."""
-    found: List[Volume] = []
+    """Arrays with background work or a journal; speed is per disk."""
+    arrays: List[Volume] = []
     array: Optional[str] = None
     for line in text.split("\n")[: 16 * MOST_VOLUMES]:
         head = _ARRAY.match(line[:4096])
         if head is not None:
             array = head.group(1) if head.group(1).startswith("md") else None
             if array and _JOURNAL.search(line[:4096]):
-                found.append(Volume(disk=array))
+                arrays.append(Volume(disk=array))
         work = _SYNC.search(line[:4096])
         if array is not None and work is not None:
             speed = _SPEED.search(line[:4096])
             rate = float(int(speed.group(1)) << 10) if speed else None
             done = ArrayWork(_KINDS[work.group(1)], share(work.group(2)), rate)
-            found.append(Volume(disk=array, works=(done,)))
+            arrays.append(Volume(disk=array, works=(done,)))
             array = None
-    return tuple(found[:MOST_VOLUMES])
+    return tuple(arrays[:MOST_VOLUMES])
 
 
 def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
-    """Each bcache device with its mode, and what waits in the cache, which several may share."""
-    found: Dict[str, Controller] = {}
+    """Each bcache device with its mode and the dirty data in its cache, which several may share."""
+    caches: Dict[str, Controller] = {}
     sets: Dict[str, str] = {}
     for name in files.listdir("/sys/block"):
         here = f"/sys/block/{name}/bcache"
@@ -80,7 +80,7 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
             mode = CacheMode.WRITE_THROUGH  # the disk alone: every write is the disk's
         dirty = size_bytes(files.try_read(f"{here}/dirty_data"), "B")
         sets[name] = files.readlink(f"{here}/cache") or ""
-        found[name] = Controller(
+        caches[name] = Controller(
             capacity_bytes=_bcache_capacity(here, files),
             dirty_bytes=dirty,
             volumes=(Volume(disk=name, mode=mode),),
@@ -88,19 +88,19 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
                 (each, files.try_read(f"{here}/{each}")) for each in BCACHE_THRESHOLDS
             ),
         )
-        if len(found) == MOST_VOLUMES:
+        if len(caches) == MOST_VOLUMES:
             break
     return tuple(
         replace(mine, capacity_bytes=max(0, mine.capacity_bytes - sum(
             other.dirty_bytes or 0
-            for at, other in found.items() if at != name and sets[at] == sets[name]
+            for at, other in caches.items() if at != name and sets[at] == sets[name]
         ))) if mine.capacity_bytes is not None else mine
-        for name, mine in found.items()
+        for name, mine in caches.items()
     )  # fmt: skip
 
 
 def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
-    """The part of the cache that writes may fill."""
+    """The part of the cache that writes can fill."""
     buckets = whole(files.try_read(f"{here}/cache/cache0/nbuckets"))
     bucket = size_bytes(files.try_read(f"{here}/cache/cache0/bucket_size"), "B")
     if not buckets or not bucket:
@@ -110,31 +110,31 @@ def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
 
 
 def _thresholds(pairs: Iterable[Tuple[str, Optional[str]]]) -> Tuple[Threshold, ...]:
-    """Those that are numbers."""
+    """The thresholds that are numbers."""
     known = ((name, whole(text)) for name, text in pairs)
     return tuple(Threshold(name, value) for name, value in known if value is not None)
 
 
 def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
-    """Arrays with a journal, which holds writes back where it is told to."""
-    found = []
+    """Arrays with a journal, which delays writes in write-back mode."""
+    arrays = []
     for array in parse_mdstat(files.try_read(MDSTAT) or ""):
         mode = _JOURNAL_MODES.get(_chosen(f"/sys/block/{array.disk}/md/journal_mode", files))
         if mode is not None and not array.works:
-            found.append(Controller(volumes=(Volume(disk=array.disk, mode=mode),)))
-    return tuple(found)
+            arrays.append(Controller(volumes=(Volume(disk=array.disk, mode=mode),)))
+    return tuple(arrays)
 
 
 def _chosen(name: str, files: KernelFiles) -> str:
-    """Of "writethrough [writeback] none" in a file the one in brackets."""
-    found = re.search(r"\[([a-z-]{1,20})\]", files.try_read(name) or "")
-    return found.group(1) if found else ""
+    """The word in brackets of a file such as "writethrough [writeback] none"."""
+    match = re.search(r"\[([a-z-]{1,20})\]", files.try_read(name) or "")
+    return match.group(1) if match else ""
 
 
 def parse_dmsetup(
     target: str, outputs: Sequence[str], disks: Dict[str, str]
 ) -> Tuple[Controller, ...]:
-    """From the output of DMSETUP, each with `target` behind it: "writecache" or "cache".
+    """From the output of DMSETUP, each followed by `target`: "writecache" or "cache".
 
     `disks` tells the kernel's names of devices. Raises ToolError.
 
@@ -151,19 +151,19 @@ def parse_dmsetup(
 
 
 def _targets(text: str) -> Dict[str, Sequence[str]]:
-    """Name -> what follows the name of the target, in "NAME: START LENGTH TARGET ...".
+    """Name -> the fields after the target's name, in "NAME: START LENGTH TARGET ...".
 
     Without any it says "No devices found".
     """
-    found: Dict[str, Sequence[str]] = {}
+    targets: Dict[str, Sequence[str]] = {}
     for line in text.split("\n"):
         name, colon, rest = line.rpartition(": ")
         fields = rest[:4096].split()
         if colon and len(fields) > 3:
-            found[name] = fields[3:]
-            if len(found) > MOST_VOLUMES:
+            targets[name] = fields[3:]
+            if len(targets) > MOST_VOLUMES:
                 raise ToolError(f"more than {MOST_VOLUMES} targets")
-    return found
+    return targets
 
 
 def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
@@ -175,8 +175,8 @@ def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Contr
     mode = CacheMode.WRITE_BACK if _number(status, 0) == 0 else CacheMode.WRITE_THROUGH
     options = {**_WRITECACHE_THRESHOLDS, **dict(zip(table[5:], table[6:]))}
     names = (*_WRITECACHE_THRESHOLDS, "writeback_jobs")
-    told = _thresholds((each, str(options[each])) for each in names if each in options)
-    return _target(disk, mode, block, blocks, used, told)
+    thresholds = _thresholds((each, str(options[each])) for each in names if each in options)
+    return _target(disk, mode, block, blocks, used, thresholds)
 
 
 def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:

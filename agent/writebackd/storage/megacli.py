@@ -42,7 +42,7 @@ FLAGS: table.Words[Optional[Protection]] = (
         "is soh good", "remaining capacity alarm", "remaining time alarm",
         "discharge terminated", "charging terminated")),
 )  # fmt: skip
-# The newer firmware, which always tells a state, tells this; behind it comes one of _BEHIND.
+# Newer firmware, which always reports a state, reports this; one of _BEHIND follows.
 _NEWER = "pack is about to fail & should be replaced"
 _BEHIND = ("bbu gasgauge status", "relative state of charge", "auto learn period",
            "next learn time", "exit code")  # fmt: skip
@@ -88,8 +88,8 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
 
 def _adapter(line: out.Line) -> Optional[int]:
     text = line.key if not line.value else f"{line.key}: {line.value}"
-    found = _ADAPTER.fullmatch(text.lower())
-    return int(found.group(1) or found.group(2)) if found else None
+    match = _ADAPTER.fullmatch(text.lower())
+    return int(match.group(1) or match.group(2)) if match else None
 
 
 def _add(adapter: _Adapter, line: out.Line) -> None:
@@ -112,13 +112,13 @@ def _add_volume(adapter: _Adapter, line: out.Line) -> None:
 
 def _controller(adapter: _Adapter) -> Controller:
     facts = table.Facts(KEYS, adapter.keys)
-    told = [(number, table.Facts(KEYS, keys), keys) for number, keys in adapter.volumes]
+    drives = [(number, table.Facts(KEYS, keys), keys) for number, keys in adapter.volumes]
     volumes = tuple(
         Volume(number, mode=_mode(each), works=_works(keys), unread=tuple(each.unread))
-        for number, each, keys in told
+        for number, each, keys in drives
     )
-    # A volume that is told to write back and does not is one that waits for a battery.
-    wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in told)
+    # A volume set to write back that does not is waiting for a battery.
+    wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in drives)
     missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(
         pci=_address(facts),
@@ -130,13 +130,13 @@ def _controller(adapter: _Adapter) -> Controller:
 
 
 def _address(facts: table.Facts) -> Optional[str]:
-    """In hexadecimal digits; it knows no domain but the first."""
+    """The PCI address from hexadecimal digits; only the first domain is known."""
     return out.pci_address(":".join(facts.text(each) for each in ("bus", "device", "function")))
 
 
 def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
-    """By the flags and the state: the worse counts, and what is not understood is not good."""
-    if not facts.is_told("replacement") and not facts.is_told("battery"):
+    """By flags and state: the worse counts, and unknown words do not count as good."""
+    if not facts.is_reported("replacement") and not facts.is_reported("battery"):
         return None
     flags = {
         key: table.meaning(key, FLAGS)
@@ -154,14 +154,14 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
     for key in (each for each, meant in flags.items() if meant is None):
         facts.unknown("battery", key)
     # Some gives an empty state, but flags.
-    silent = facts.is_told("battery") and not facts.text("battery") and _NEWER not in keys
+    silent = facts.is_reported("battery") and not facts.text("battery") and _NEWER not in keys
     whole = any(key in keys for key in _BEHIND)
     good = whole and facts.text("replacement").lower() == "no" and not facts.unread
     return Protection.OK if good and (state or silent) else None
 
 
 def _mode(facts: table.Facts) -> Optional[CacheMode]:
-    """The current policy: the default one is what it was told, not what it does."""
+    """The current policy: the default one is what was configured, not what is in effect."""
     words = [word.strip().lower() for word in facts.text("mode").split(",")]
     if "writethrough" in words:
         return CacheMode.WRITE_THROUGH
@@ -174,7 +174,7 @@ def _mode(facts: table.Facts) -> Optional[CacheMode]:
 
 
 def _works(keys: out.Keys) -> Tuple[ArrayWork, ...]:
-    """Below "Ongoing Progresses": `Check Consistency : Completed 13%, Taken 4 min.`"""
+    """Work below "Ongoing Progresses": `Check Consistency : Completed 13%, Taken 4 min.`"""
     return tuple(
         ArrayWork(kind, out.share(keys[title]))
         for title, kind in WORK.items()

@@ -31,7 +31,7 @@ _HOMES = (
     "/usr/StorMan", "/usr/RaidMan", "/opt/3ware", "/opt/3ware/CLI",
 )  # fmt: skip
 # No locale, or decimals have commas; no HOME to leave files in. HPE's tools look at each foreign
-# LUN, for minutes where there are hundreds, unless told to pass them over.
+# LUN, for minutes where there are hundreds, unless asked to skip them.
 _ENVIRONMENT = {
     "LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "INFOMGR_BYPASS_NONSA": "1"
 }  # fmt: skip
@@ -41,7 +41,7 @@ ToolQuery = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Kind:
-    """A tool under all its names, the best first, and how it is asked. `ask` raises ToolError."""
+    """A tool with all its names, the best first, and how to query it. `ask` raises ToolError."""
 
     name: str
     programs: Tuple[str, ...]
@@ -53,7 +53,7 @@ class Kind:
 def _asked(
     tool: ModuleType, more: Callable[[str], Sequence[Sequence[str]]]
 ) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
-    """The first answer is needed; those to `more` add to it, where the tool knows the command.
+    """The first answer is required; those to `more` are added if the tool knows the command.
 
     A first command that fails is asked again without the words of RETRIES.
     """
@@ -63,17 +63,17 @@ def _asked(
         for words in ((), *getattr(tool, "RETRIES", ())):
             try:
                 outputs = [ask(_without(tool.COMMANDS[0], words))]
-                found: Tuple[Controller, ...] = tool.parse(outputs)
+                controllers: Tuple[Controller, ...] = tool.parse(outputs)
             except ToolError as error:
                 errors.append(error)
                 if isinstance(error, Hung):
                     break  # and so would the next
                 continue
-            if found:
+            if controllers:
                 logs = [word for word in words if word != "all"]
                 outputs += _others(ask, [_without(each, logs) for each in more(outputs[0])])
-                found = tool.parse(outputs)
-            return found
+                controllers = tool.parse(outputs)
+            return controllers
         raise errors[0]
 
     return ask_all
@@ -84,7 +84,7 @@ def _without(command: Sequence[str], words: Sequence[str]) -> List[str]:
 
 
 def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
-    """What a tool says to each, up to one that hangs; empty where it does not know the command."""
+    """A tool's answer to each command, until one hangs; empty if it does not know the command."""
     outputs: List[str] = []
     for command in commands:
         try:
@@ -97,7 +97,7 @@ def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
 
 
 def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
-    found: List[Controller] = []
+    controllers: List[Controller] = []
     number, count = 1, 1
     while number <= count:
         config, status = ((verb, word.format(number=number)) for verb, word in arcconf.COMMANDS)
@@ -111,15 +111,15 @@ def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
                 states = _others(ask, [status])
                 if not states:
                     count = number  # it hangs, and so would the next
-                found += arcconf.parse(outputs + states)
+                controllers += arcconf.parse(outputs + states)
         except ToolError as error:
-            if not found:
+            if not controllers:
                 raise
             said = f"controller {number}: {error}"  # what the others said is as good
-            found[-1] = replace(found[-1], unread=(*found[-1].unread, said))
+            controllers[-1] = replace(controllers[-1], unread=(*controllers[-1].unread, said))
             break
         number += 1
-    return tuple(found)
+    return tuple(controllers)
 
 
 def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
@@ -139,7 +139,7 @@ def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple
 
 
 def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
-    """All that are known. MegaCli comes behind the tools that took its place."""
+    """All known tools. MegaCli comes after the tools that replaced it."""
 
     def one(name: str, programs: Sequence[str], cards: str, more: int = 4) -> Kind:
         ask = _asked(storcli, lambda _: storcli.COMMANDS[1:more])
@@ -172,16 +172,16 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def search_path() -> Tuple[str, ...]:
-    """Directories in which tools are looked for."""
+    """Directories in which to look for tools."""
     own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
 
 def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optional[Path]:
-    """The program without any link in its path, if root (or we) alone may write it.
+    """The program with all links resolved, if only root (or we) may write it.
 
-    It is run as root: also nobody else may put another in its place, so that all directories
-    from `top` down have to be root's alone; `top` is what is trusted without them.
+    It runs as root, so no other user may replace it either: only root may write the directories
+    below `top`, which is itself trusted.
     """
     for program in kind.programs:
         for directory in directories:
@@ -195,21 +195,20 @@ def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optio
 
 
 def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:
-    """The tools that are there, by name; `top` as in `find`."""
+    """The installed tools by name; `top` as in `find`."""
     directories = search_path()
     places = {kind.name: find(kind, directories, top) for kind in kinds(files)}
     return {name: path for name, path in places.items() if path is not None}
 
 
 class Hung(ToolError):
-    """A tool did not come back in time."""
+    """A tool exceeded its time limit."""
 
 
 def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
-    """What a program prints. Raises ToolError, when it hangs or prints too much; then it is killed.
+    """The output of a program. Raises ToolError if it hangs or prints too much; then it is killed.
 
-    Its exit code tells nothing that its output does not: storcli fails where one drive of many
-    cannot do what was asked.
+    The exit code is ignored: storcli fails if one drive of many does not support the request.
     """
     try:
         code, output = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
@@ -227,9 +226,9 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
 def question(
     kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S
 ) -> Tuple[Tool, bool]:
-    """All that a tool is asked, what it said, and whether it hung with nothing said.
+    """A tool's answers to all questions, and whether it hung without an answer.
 
-    Never raises, or one tool's strange answer would cost what all the others say.
+    Never raises, or one tool's strange answer would lose those of all others.
     """
     hung = False
     try:

@@ -10,12 +10,12 @@ from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 
 class ToolError(ValueError):
-    """A tool's output is not what it should be; the message says in what, or what the tool said."""
+    """A tool's output is not as expected; the message says where, or quotes the tool."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A disk that a controller makes up; either what the kernel calls it, or its number."""
+    """A disk made by a controller, with the kernel's name for it or its number."""
 
     number: Optional[int] = None  # SCSI target on the controller's channels for volumes
     disk: Optional[str] = None  # kernel name
@@ -27,13 +27,13 @@ class Volume:
 
 
 def all_write_through(volumes: Sequence[Volume]) -> bool:
-    """Whether it is known of each that it keeps no write back; not where none is told."""
+    """Whether all volumes are known to be write-through; False without volumes."""
     return bool(volumes) and all(each.mode is CacheMode.WRITE_THROUGH for each in volumes)
 
 
 @dataclass(frozen=True)
 class Controller:
-    """A RAID controller, or a kernel driver that plays one."""
+    """A RAID controller, or a kernel driver in its role."""
 
     pci: Optional[str] = None  # as sysfs writes it: 0000:3b:00.0
     model: Optional[str] = None

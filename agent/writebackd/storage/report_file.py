@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The report file, written by the collector as root and read by the confined daemon.
 
-Read strictly: root alone could have written it, but what is in it came from other people's
-programs, and the daemon must not fall over it.
+It is read strictly: only root can have written it, but its content comes from other programs, and
+must not crash the daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, read_json
 
 VERSION = 1
-# 64 controllers with 1 024 volumes each would be 5 MB; nobody has that many of both.
+# 64 controllers with 1 024 volumes each would be 5 MB; no host has that many of both.
 MOST_FILE = 1 << 20
 # Three turns of the timer, and the time that a run may take.
 STALE_S = 35 * 60.0
@@ -36,7 +36,7 @@ STALE_S = 35 * 60.0
 
 @dataclass(frozen=True)
 class Tool:
-    """What one tool said, or why it said nothing."""
+    """The answer of one tool, or why there is none."""
 
     name: str
     path: str
@@ -58,7 +58,7 @@ class CollectorReport:
 
 
 def begun(files: KernelFiles) -> CollectorReport:
-    """One that begins now."""
+    """A report that starts now."""
     return CollectorReport(
         wall_s=time.time(),
         boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -69,14 +69,14 @@ def begun(files: KernelFiles) -> CollectorReport:
 
 
 def encode(report: CollectorReport) -> bytes:
-    """As `decode` reads it."""
+    """The format that `decode` reads."""
     plain = dataclasses.asdict(report)
     text = json.dumps(plain, default=lambda each: each.value, separators=(",", ":"))
     return text.encode() + b"\n"
 
 
 def decode(data: bytes) -> CollectorReport:
-    """Raises ToolError."""
+    """Reverse `encode`. Raises ToolError."""
     if len(data) > MOST_FILE:
         raise ToolError(f"more than {MOST_FILE >> 10} KB")
     try:
@@ -90,7 +90,7 @@ def decode(data: bytes) -> CollectorReport:
 
 
 def write(report: CollectorReport, path: Path) -> None:
-    """In one step: whoever reads sees the old one or the new. Raises OSError."""
+    """Write in one step: readers see the old report or the new. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=".raid-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -104,20 +104,20 @@ def write(report: CollectorReport, path: Path) -> None:
 
 
 def read(path: Path, owner: int = 0) -> CollectorReport:
-    """The file, which has to be `owner`'s alone to write. Raises ToolError, OSError."""
+    """The report, which only `owner` may be able to write. Raises ToolError, OSError."""
     # A fifo put there would hold an open() for ever.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise ToolError("no file")
-        if found.st_uid != owner or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid != owner or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ToolError(f"uid {owner} is not the only one who may write it")
         return decode(file.read(MOST_FILE + 1))
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a `kind`, built anew. Raises ToolError naming the place."""
+    """`value` as a `kind`, rebuilt. Raises ToolError naming the place."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Union:
         (inner,) = (each for each in args if each is not type(None))
@@ -147,15 +147,15 @@ def _fields(kind: Any, value: Any, where: str) -> Any:
         raise ToolError(f"{where}: no object")
     hints = _hints(kind)
     # What a later release adds is passed over: the version says what can be relied on.
-    found = {
+    values = {
         name: _checked(hint, value[name], f"{where}.{name}")
         for name, hint in hints.items()
         if name in value
     }
     try:
-        return kind(**found)
+        return kind(**values)
     except TypeError:
-        missing = ", ".join(hints.keys() - found.keys())
+        missing = ", ".join(hints.keys() - values.keys())
         raise ToolError(f"{where}: without one of {missing}") from None
 
 

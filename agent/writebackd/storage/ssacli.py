@@ -43,8 +43,8 @@ _FIRST = ("slot", "bus interface", "controller status", "size", "fault tolerance
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS. Raises ToolError."""
-    found: List[Tuple[str, out.Keys, List[out.Keys]]] = []
+    """Parse the output of COMMANDS. Raises ToolError."""
+    sections: List[Tuple[str, out.Keys, List[out.Keys]]] = []
     section: Optional[out.Keys] = None
     indent: Optional[int] = None  # of the section's keys
     (text,) = out.padded(outputs, COMMANDS)
@@ -52,15 +52,15 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
         header = _HEADER.fullmatch(line.text) if line.value is None and not line.indent else None
         if header is not None:
             section, indent = {}, None
-            found.append((header.group(1), section, []))
-            if len(found) > out.MOST_CONTROLLERS:
+            sections.append((header.group(1), section, []))
+            if len(sections) > out.MOST_CONTROLLERS:
                 raise ToolError(f"more than {out.MOST_CONTROLLERS} controllers")
-        elif not found:
+        elif not sections:
             continue
         elif line.key == "logical drive" and out.whole(line.value) is not None:
             section, indent = {}, None
-            found[-1][2].append(section)
-            if len(found[-1][2]) > out.MOST_VOLUMES:
+            sections[-1][2].append(section)
+            if len(sections[-1][2]) > out.MOST_VOLUMES:
                 raise ToolError(f"more than {out.MOST_VOLUMES} logical drives")
         elif _PART.match(f"{line.key}: "):
             section = None
@@ -70,9 +70,9 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             if line.indent == indent:
                 section.setdefault(line.key, line.value)
     # Of a machine without such a controller it says that none was detected.
-    if not found and "no controllers detected" not in text.lower():
+    if not sections and "no controllers detected" not in text.lower():
         raise out.complaint(text, "no controller in it")
-    return tuple(_controller(model, keys, drives) for model, keys, drives in found)
+    return tuple(_controller(model, keys, drives) for model, keys, drives in sections)
 
 
 def _controller(model: str, keys: out.Keys, drives: Sequence[out.Keys]) -> Controller:

@@ -20,7 +20,7 @@ COMMANDS = (
     ("/cALL/eALL/sALL", "show", "rebuild", "J", "nolog"),
     ("/cALL/vALL", "show", "cc", "J", "nolog"),
     ("/cALL", "show", "patrolread", "J", "nolog"),
-    # For storcli2 alone: the disk of each volume, which its numbers do not tell.
+    # Only for storcli2: the disk of each volume, which does not follow from its numbers.
     ("/cALL/vALL", "show", "all", "J", "nolog"),
 )
 # What is left out where the first command fails: 007.1508 knows no `nolog` behind a show, and
@@ -60,8 +60,8 @@ _BITS = (
     (1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10, Protection.FAILED),
     (1 << 6, Protection.LEARNING), (1 << 3, Protection.CHARGING),
 )  # fmt: skip
-# Hot, discharging, learn requested, capacity low, learn due: firmware tells these of batteries that
-# it relies on (4096 is usual).
+# Hot, discharging, learn requested, capacity low, learn due: firmware reports these of batteries
+# that it relies on (4096 is usual).
 _HARMLESS = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 11 | 1 << 12
 _NOT_KNOWN = 0xFF
 # A list of batteries, whatever a release calls it.
@@ -76,7 +76,7 @@ Answer = Tuple[Optional[int], Any]  # number of the controller, its response dat
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS; the later ones may be empty. Raises ToolError."""
+    """Parse the output of COMMANDS; the later ones may be empty. Raises ToolError."""
     shown, *others = outputs or ("",)
     answers, failures = _answers(out.read_json(shown, strict=False))
     more: List[Answer] = []
@@ -84,44 +84,44 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
         # What is asked for in addition may fail as a whole.
         with contextlib.suppress(ToolError):
             more += _answers(out.read_json(text, strict=False))[0]
-    found = [
+    controllers = [
         _controller(number, out.under(data), [each for of, each in more if of in (number, None)])
         for number, data in answers
     ]
-    if failures and not found:
+    if failures and not controllers:
         raise ToolError(failures[0])
     if failures:  # of some; the first of the others tells it
-        found[0] = replace(found[0], unread=(*found[0].unread, *failures))
-    return tuple(found)
+        controllers[0] = replace(controllers[0], unread=(*controllers[0].unread, *failures))
+    return tuple(controllers)
 
 
 def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
-    """What controllers said, and what others failed with. Raises ToolError."""
+    """The answers of controllers, and the failures of others. Raises ToolError."""
     if not isinstance(top, dict) or not isinstance(top.get("Controllers"), list):
         raise ToolError("no list of controllers")
-    found: List[Answer] = []
+    answers: List[Answer] = []
     failures = []
     for each in out.rows(top["Controllers"], out.MOST_CONTROLLERS):
         status = out.under(each, "Command Status")
         number, said = out.whole(out.word(status, "Controller")), out.word(status, "Status")
         if said == "Success" and "Response Data" in each:
-            found.append((number, each["Response Data"]))
+            answers.append((number, each["Response Data"]))
         elif not _NO_CONTROLLER.search(out.word(status, "Description")):
-            told = f"{said or 'no status'}: {out.word(status, 'Description')}"
-            told = told if number is None else f"controller {number}: {told}"
-            failures.append(printable(told)[: out.MOST_NAME])
-    return found, failures
+            failure = f"{said or 'no status'}: {out.word(status, 'Description')}"
+            failure = failure if number is None else f"controller {number}: {failure}"
+            failures.append(printable(failure)[: out.MOST_NAME])
+    return answers, failures
 
 
 def _flat(data: Dict[str, Any]) -> out.Keys:
     """Texts and numbers by `key` or `section/key`."""
-    found: out.Keys = {}
+    flat: out.Keys = {}
     for key, value in data.items():
         inside = isinstance(value, dict)
         for inner in value if inside else ("",):
             said = out.word(value, inner) if inside else out.word(data, key)
-            found[out.key_of(f"{key}/{inner}" if inside else key)] = said
-    return found
+            flat[out.key_of(f"{key}/{inner}" if inside else key)] = said
+    return flat
 
 
 def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> Controller:
@@ -153,7 +153,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
 
 
 def _volumes(data: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any], str, Optional[int]]]:
-    """(row, drive group, number) of each: of "DG/VD": "0/239" the latter is its SCSI target."""
+    """(row, drive group, number) of each; in a "DG/VD" of "0/239" the latter is its SCSI target."""
     for row in out.rows(data.get("VD LIST")):
         group, _, number = out.word(row, "DG/VD").partition("/")
         yield row, group, out.whole(number)
@@ -178,9 +178,9 @@ def _volume(
 def _protection(
     facts: table.Facts, packs: Sequence[table.Facts], needed: bool
 ) -> Optional[Protection]:
-    """By what the battery says of itself, and the controller of it: the worse counts.
+    """From the battery's state and the controller's view of it: the worse counts.
 
-    None is missed where none is `needed`: a controller without a cache is sold without a battery.
+    Unless it is `needed` none is missing: controllers without a cache are sold without a battery.
     """
     absent = Protection.ABSENT if packs or needed else None
     own = [each.state("battery", BATTERY) for each in packs]
@@ -200,7 +200,7 @@ def _protection(
     if packs and all(each is Protection.OK for each in own):
         return Protection.OK
     # A battery that says nothing of itself, or of which there is no more than that it is there.
-    silent = all(each.is_told("battery") and not each.text("battery") for each in packs)
+    silent = all(each.is_reported("battery") and not each.text("battery") for each in packs)
     good = bits is not None and not bits & ~_HARMLESS
     if bits is not None and not good:
         facts.unknown("battery bits", str(bits))
@@ -208,8 +208,8 @@ def _protection(
 
 
 def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> Works:
-    """What is done to each volume of one controller."""
-    found: Works = {}
+    """The work on each volume of one controller."""
+    by_volume: Works = {}
     drives = {out.word(row, "EID:Slt"): row for row in out.rows(data.get("PD LIST"))}
     rebuilt: Dict[str, Optional[float]] = {
         slot: None
@@ -225,13 +225,13 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
                 slot = f"{place.group(2) or ''}:{place.group(3)}" if place else ""
                 if "VD" in row:
                     volume = out.whole(out.word(row, "VD"))
-                    found.setdefault(volume, []).append(ArrayWork("check", done))
+                    by_volume.setdefault(volume, []).append(ArrayWork("check", done))
                 elif place is None or number in (int(place.group(1)), None):
                     rebuilt[slot or out.word(row, "EID:Slt")] = done
         for row in out.rows(out.under(answer).get("Controller Properties")):
             state = out.word(row, "Value").lower()
             if out.word(row, "Ctrl_Prop") == "PR Current State" and state.startswith("active"):
-                found.setdefault(None, []).append(ArrayWork("patrol"))
+                by_volume.setdefault(None, []).append(ArrayWork("patrol"))
     groups: Dict[str, List[Optional[float]]] = {}
     for slot, done in rebuilt.items():
         groups.setdefault(out.word(drives.get(slot, {}), "DG"), []).append(done)
@@ -239,12 +239,12 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
         work = ArrayWork("rebuild", min((each for each in parts if each is not None), default=None))
         volumes = {volume for _, of, volume in _volumes(data) if of == group}
         for volume in volumes or {None}:
-            found.setdefault(volume, []).insert(0, work)
-    return {volume: works[: out.MOST_WORKS] for volume, works in found.items()}
+            by_volume.setdefault(volume, []).insert(0, work)
+    return {volume: works[: out.MOST_WORKS] for volume, works in by_volume.items()}
 
 
 def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
-    """(volume, what the kernel calls it)."""
+    """(volume, the kernel's name)."""
     for answer in more:
         for each in out.rows(out.under(answer).get("Virtual Drives")):
             info = each.get("VD Info")

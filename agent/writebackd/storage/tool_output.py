@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Parsing helpers for the text output of RAID tools, bounded and strict.
 
-Tools differ by version in case, in blanks, in units behind a key and in what they leave out, so
-keys are compared without regard to these, and what is absent or strange is None.
+Versions of a tool differ in case, blanks, units after a key and in missing values, so keys are
+compared without regard to these, and a missing or strange value is None.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Keys = Dict[str, str]  # of one part of an output, as `Line` has them
 
 
 class Line(NamedTuple):
-    """`key: value` with its indentation; a line without a colon has no value."""
+    """`key: value` with its indentation; without a colon there is no value."""
 
     indent: int
     key: str  # as `key_of` has it
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 def text_of(data: bytes) -> str:
-    """A tool's output. Raises ToolError when it is larger than any could be, or no text."""
+    """A tool's output. Raises ToolError if it is too large, or not text."""
     if len(data) > MOST_BYTES:
         raise ToolError(f"more than {MOST_BYTES >> 20} MB")
     try:
@@ -68,12 +68,12 @@ def text_of(data: bytes) -> str:
 
 
 def key_of(text: str) -> str:
-    """A key in small letters, blanks as one, without what is in parentheses: units, mostly."""
+    """A key in lower case with single blanks, without the text in parentheses, mostly units."""
     return " ".join(re.sub(r"\([^()]*\)", " ", text.lower()).split())
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """The lines that are not empty, nor a rule of dashes."""
+    """All lines except empty ones and rules of dashes."""
     ruled = False
     for raw in _CONTROLS.sub("", text).replace("\r", "\n").split("\n"):
         stripped = raw[:MOST_LINE].strip()
@@ -87,65 +87,65 @@ def lines_of(text: str) -> Iterator[Line]:
 
 
 def complaint(text: str, otherwise: str) -> ToolError:
-    """An error with what a tool says where its answer should be; `otherwise` without any."""
+    """An error that quotes the tool's message; `otherwise` if there is none."""
     said = next((line.text for line in lines_of(text) if line.key.startswith("error")), otherwise)
     return ToolError(printable(said)[:MOST_NAME])
 
 
 def padded(outputs: Sequence[str], commands: Sequence[Sequence[str]]) -> List[str]:
-    """An output for each command; of those that were not run it is empty."""
+    """One output for each command; empty for those that were not run."""
     return [*outputs, *[""] * len(commands)][: len(commands)]
 
 
 def whole(text: Optional[str]) -> Optional[int]:
-    """A number that begins the text; None for any other."""
-    found = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
-    return int(found.group(1)) if found else None
+    """The number at the start of the text, or None."""
+    match = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
+    return int(match.group(1)) if match else None
 
 
 def size_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
-    """`1.8 GB`, `512MB`; a number alone is in `unit` (`G`). None for what is no size."""
-    found = _NUMBER.match(text or "")
-    if found is None:
+    """`1.8 GB`, `512MB`; a bare number is in `unit` (`G`). None if it is not a size."""
+    match = _NUMBER.match(text or "")
+    if match is None:
         return None
-    shift = _UNITS.get((found.group(2) or unit)[:1].lower())
-    return possible(int(float(found.group(1)) * (1 << shift))) if shift is not None else None
+    shift = _UNITS.get((match.group(2) or unit)[:1].lower())
+    return possible(int(float(match.group(1)) * (1 << shift))) if shift is not None else None
 
 
 def possible(count: int) -> Optional[int]:
-    """Bytes of a cache; None for more than anything has."""
+    """The size of a cache in bytes; None if it is larger than any cache."""
     return count if count <= MOST_CACHE else None
 
 
 def share(text: Optional[str]) -> Optional[float]:
-    """The first percentage in a text, as a share of one; None where there is none up to 100."""
-    found = _PERCENT.search(text or "")
-    value = float(found.group(1)) if found else None
+    """The first percentage in a text as a share of one; None without one up to 100."""
+    match = _PERCENT.search(text or "")
+    value = float(match.group(1)) if match else None
     return value / 100 if value is not None and value <= 100 else None
 
 
 def pci_address(text: Optional[str]) -> Optional[str]:
     """`00:1a:00:00` or `0000:3B:00.0` as sysfs writes it: `0000:1a:00.0`."""
-    found = _PCI.fullmatch((text or "").strip())
-    if found is None:
+    match = _PCI.fullmatch((text or "").strip())
+    if match is None:
         return None
-    domain, bus, slot, function = (int(part or "0", 16) for part in found.groups())
+    domain, bus, slot, function = (int(part or "0", 16) for part in match.groups())
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}" if function < 8 else None
 
 
 def disk_name(text: Optional[str]) -> Optional[str]:
-    """The kernel's name of `/dev/sda`, whatever follows; None for what is no disk.
+    """The kernel's name for `/dev/sda`, whatever follows; None if it is not a disk.
 
     A "/" in it (/dev/cciss/c0d0) is a "!" in sysfs.
     """
-    found = re.match(
+    match = re.match(
         r"\s*/dev/((?:(?:cciss|ida|rd)/)?[A-Za-z0-9_!-]{1,31})(?![A-Za-z0-9_!/-])", text or ""
     )
-    return found.group(1).replace("/", "!") if found else None
+    return match.group(1).replace("/", "!") if match else None
 
 
 def moment(text: Optional[str]) -> Optional[float]:
-    """A local time, as tools write it, in seconds since 1970; None for any other text."""
+    """A local time, as tools write it, in seconds since 1970; None for other text."""
     words = " ".join((text or "")[:64].split())
     for form in _FORMS:
         try:
@@ -159,15 +159,15 @@ def moment(text: Optional[str]) -> Optional[float]:
 
 
 def name(text: Any) -> Optional[str]:
-    """What something is called, fit to be shown."""
+    """A name of something, made printable."""
     return printable(text.strip()[:MOST_NAME]) or None if isinstance(text, str) else None
 
 
 def read_json(text: str, strict: bool = True) -> Any:
-    """A document of JSON. Raises ToolError.
+    """A JSON document. Raises ToolError.
 
-    Of a key that comes twice with two values nothing is known. Unless `strict`, as tools print it:
-    with text before and behind it, control characters, and backslashes that escape nothing.
+    A key with two different values is unknown. Unless `strict`, accepts JSON as tools print it:
+    with text around it, control characters, and backslashes that escape nothing.
     """
     decoder = json.JSONDecoder(
         parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict
@@ -181,7 +181,7 @@ def read_json(text: str, strict: bool = True) -> Any:
         try:
             return decoder.raw_decode(text)[0]
         except ValueError:
-            text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
+            text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else r"\\", text)
             return decoder.raw_decode(text)[0]
     except RecursionError:
         raise ToolError("nested too deep") from None
@@ -194,27 +194,27 @@ def _int(digits: str) -> Optional[int]:
 
 
 def _object(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {}
+    values: Dict[str, Any] = {}
     for key, value in pairs:
-        found[key] = value if key not in found or found[key] == value else None
-    return found
+        values[key] = value if key not in values or values[key] == value else None
+    return values
 
 
 def under(value: Any, *keys: str) -> Dict[str, Any]:
-    """The object below these keys; empty where anything on the way is another thing."""
+    """The object at these keys; empty if anything on the way is of another type."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
-    """The objects in a list, `most` of them; empty where it is no list."""
+    """The objects in a list, at most `most` of them; empty if it is not a list."""
     listed = value[:most] if isinstance(value, list) else []
     return [each for each in listed if isinstance(each, dict)]
 
 
 def word(row: Dict[str, Any], key: str) -> str:
-    """A text without blanks around it, or a number as one; empty for anything else."""
+    """A text without surrounding blanks, or a number as text; empty for other types."""
     value = row.get(key)
     known = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     return str(value).strip() if known else ""

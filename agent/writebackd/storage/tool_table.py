@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Tables of RAID tools: which key means which fact, which words mean which state.
 
-A firmware's new words are one more row. Words in no row mean nothing: they are kept and shown.
+New words of a firmware are one more row. Words in no row have no meaning, but are stored and shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from writebackd.storage.raid_types import Controller, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 T = TypeVar("T")
-# A fact, and the keys that tell it; the first that has a value counts.
+# A fact, and the keys that report it; the first with a value counts.
 Table = Dict[str, Tuple[str, ...]]
 # A meaning, and the phrases that have it; the first row that has the phrase counts. A phrase is all
 # that is said, in small letters and without punctuation; "*" stands for any other words.
@@ -24,7 +24,7 @@ Words = Sequence[Tuple[T, Tuple[str, ...]]]
 
 
 def anywhere(*phrases: str) -> Tuple[str, ...]:
-    """Phrases that count wherever they are said, unless there is a "not" in front."""
+    """Phrases that count wherever they occur, unless "not" precedes them."""
     return tuple(f"* {phrase} *" for phrase in phrases)
 
 
@@ -47,40 +47,40 @@ TROUBLE: Words[Protection] = (
 
 
 class Facts:
-    """What one part of an output says, by the tool's table; `unread` are words in no row."""
+    """The facts in one part of an output, by the tool's table; `unread` are words in no row."""
 
     def __init__(self, table: Table, keys: out.Keys) -> None:
         self._table, self._keys = table, keys
         self.unread: List[str] = []
 
     def text(self, fact: str) -> str:
-        """Empty where it is not told."""
+        """The text of a fact; empty if it is missing."""
         said = (self._keys.get(key, "").strip() for key in self._table[fact])
         return next(filter(None, said), "")
 
-    def is_told(self, fact: str) -> bool:
-        """Also where it is empty."""
+    def is_reported(self, fact: str) -> bool:
+        """Whether the fact is present, even if empty."""
         return any(key in self._keys for key in self._table[fact])
 
     def state(self, fact: str, words: Words[T]) -> Optional[T]:
-        """What the fact's words mean; None where they are unknown, or it is not told."""
+        """The meaning of the fact's words; None if they are unknown, or the fact is missing."""
         said = self.text(fact)
-        found = meaning(said, words)
-        if found is None and said:
+        state = meaning(said, words)
+        if state is None and said:
             self.unknown(fact, said)
-        return found
+        return state
 
     def unknown(self, fact: str, said: str) -> None:
-        """Keep words that nothing is known of."""
+        """Store words without a known meaning."""
         if len(self.unread) < out.MOST_WORKS:
             self.unread.append(printable(f'{fact} "{said}"')[:out.MOST_NAME])
 
 
 def meaning(text: str, words: Words[T]) -> Optional[T]:
-    """What the first row says that has what is said."""
+    """The meaning in the first row that matches the words."""
     said = " ".join(re.findall("[a-z0-9%]+", text.lower()))
     return next(
-        (found for found, phrases in words
+        (meant for meant, phrases in words
          if any(_pattern(phrase).fullmatch(said) for phrase in phrases)), None
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def switched_controller(
     own: Facts, battery: Facts, words: Words[Protection], model: str, unit: str,
     write_share: Optional[float], volumes: Tuple[Volume, ...], works: Tuple[ArrayWork, ...] = (),
 ) -> Controller:
-    """A controller that tells its cache so; a size without a unit is in `unit`."""
+    """A controller that reports its cache in this form; a bare size is in `unit`."""
     size, pci = out.size_bytes(own.text("size"), unit), out.pci_address(own.text("address"))
     protection = battery.state("battery", words)
     if not battery.text("battery") and battery.text("batteries") == "0":
@@ -124,7 +124,7 @@ def switched_controller(
 
 
 def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Optional[CacheMode]:
-    """What the cache does for a volume now."""
+    """The current cache mode for a volume."""
     switches = [volume.state(fact, _SWITCH) for fact in ("caching", "method")]
     if own.text("cache board").lower() == "false" or write_share == 0 or False in switches:
         return CacheMode.WRITE_THROUGH

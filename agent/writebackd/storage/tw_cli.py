@@ -33,33 +33,33 @@ WORK: table.Words[str] = (
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """From the output of COMMANDS: the list, then each controller's units. Raises ToolError."""
-    found: List[table.Facts] = []
+    """Parse the output of COMMANDS: the list, then each controller's units. Raises ToolError."""
+    controllers: List[table.Facts] = []
     units: Dict[int, List[table.Facts]] = {}
     for number, text in enumerate(outputs):
         for row in _rows(text):
             facts = table.Facts(KEYS, row)
             if re.fullmatch(r"c[0-9]{1,3}", facts.text("controller")):
-                found.append(facts)
+                controllers.append(facts)
             elif re.fullmatch(r"u[0-9]{1,3}", facts.text("volume")):
                 units.setdefault(max(0, number - 1), []).append(facts)
-    if not found and not any("ctl " in text.lower() for text in outputs):
+    if not controllers and not any("ctl " in text.lower() for text in outputs):
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
     return tuple(
         _controller(each, units.get(number, ()))
-        for number, each in enumerate(found[: out.MOST_CONTROLLERS])
+        for number, each in enumerate(controllers[: out.MOST_CONTROLLERS])
     )
 
 
 def more(listed: str) -> List[Tuple[str, ...]]:
-    """The commands for the units of each controller in a list."""
-    found = (re.match(r"c([0-9]{1,3}) ", line.text) for line in out.lines_of(listed))
-    numbers = [each.group(1) for each in found if each][: out.MOST_CONTROLLERS]
+    """The commands for the units of each controller in the list."""
+    matches = (re.match(r"c([0-9]{1,3}) ", line.text) for line in out.lines_of(listed))
+    numbers = [each.group(1) for each in matches if each][: out.MOST_CONTROLLERS]
     return [tuple(word.format(number=each) for word in COMMANDS[1]) for each in numbers]
 
 
 def _rows(text: str) -> Iterator[out.Keys]:
-    """The rows of tables; one whose columns are not those of the heading says nothing."""
+    """The rows of tables; those whose columns do not match the heading are skipped."""
     heading: List[str] = []
     for line in out.lines_of(text):
         cells = line.text.split()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Analyses a trial: differences between the arms with 95 % intervals.  Pure.
 
-Both blocks of a pair give one ratio, and the logarithms of the ratios Student's t: p99
-and rates scatter by factors, not by amounts, and a handful of pairs is too few for a
-bootstrap (with 8 its 95 % interval holds the truth in about 90 % of the cases) or for a sign test.
-Means of logarithms are near enough to normal for t: tests/unit/test_trial_analysis.py tries it
-with scatter of long tails.
+The two blocks of a pair give one ratio, and Student's t is applied to the logarithms of the ratios:
+p99 and rates vary by factors, not by amounts, and a few pairs are too few for a bootstrap (with 8
+its 95 % interval contains the true value in about 90 % of the cases) or a sign test.  Means of
+logarithms are close enough to normal for t; tests/unit/test_trial_analysis.py tests it with
+long-tailed data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE = 0.5
 # Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
 # unless they sleep for the limit for half of the time, which is the limit's doing.
 DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
-# The flusher wakes up this often where nobody has set vm.dirty_writeback_centisecs.
+# The flusher wakes up this often unless vm.dirty_writeback_centisecs was changed.
 WRITEBACK_S = 5.0
 # And the one in which commits are faster has no less than this part of the other's: programs that
 # wait for each do more then, those that sync by the clock as many. Those that sleep in write() for
@@ -43,7 +43,7 @@ _T = (
 
 @dataclass(frozen=True)
 class Block:
-    """One block; its figures are of the part that counts, None where nothing of it does."""
+    """One block; figures cover the part that counts, and are None if no part does."""
 
     number: int  # from 1
     original: bool
@@ -87,7 +87,7 @@ def _latency(figures: Optional[Figures], share: float) -> Optional[float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one measure; ratios are above 1 where the agent is better."""
+    """The difference in one measure; ratios above 1 mean the agent is better."""
 
     name: str
     ratios: Tuple[float, ...]  # a pair each
@@ -97,12 +97,12 @@ class Difference:
 
     @property
     def scattered(self) -> bool:
-        """Whether there are enough pairs, but the interval is wide and has 1 in it."""
+        """Whether there are enough pairs, but the interval is wide and includes 1."""
         return self.low is None and len(self.ratios) >= LEAST_PAIRS
 
     @property
     def wide(self) -> bool:
-        """Whether only the end of the interval that is next to 1 says something."""
+        """Whether only the end of the interval next to 1 is informative."""
         return self.low is not None and self.high is not None and self.high > WIDEST * self.low
 
     @property
@@ -127,14 +127,14 @@ class Result:
 
     @property
     def left_out(self) -> "List[Tuple[int, int, str]]":
-        """Pairs of whole blocks that are not compared: their numbers, and how the load differed."""
-        found = []
+        """Pairs of whole blocks not compared: their numbers, and how the loads differed."""
+        left_out = []
         for agent, original in _whole_pairs(self.blocks):
             why = load_differs(agent, original)
             if why is not None:
                 first = min(agent.number, original.number)
-                found.append((first, first + 1, why))
-        return found
+                left_out.append((first, first + 1, why))
+        return left_out
 
     def of(self, name: str) -> Difference:
         return next(each for each in self.differences if each.name == name)
@@ -152,7 +152,7 @@ MEASURES: Tuple[Tuple[str, Measure, bool], ...] = (
 
 
 def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
-    """`ticks` as they came, to the end of the trial or to where it was stopped."""
+    """Analyse `ticks` up to the end of the trial, or to where it was stopped."""
     by_block: Dict[int, List[TrialTick]] = {}
     for tick in ticks:
         by_block.setdefault(tick.block, []).append(tick)
@@ -167,7 +167,7 @@ def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
 
 
 def block_of(plan: Plan, number: int, ticks: Sequence[TrialTick]) -> Block:
-    """`ticks` are all of block `number`, from 0."""
+    """The block `number`, counted from 0; `ticks` are all of its ticks."""
     counting = [tick for tick in ticks if tick.counts]
     figures = fold([tick.figures for tick in counting]) if counting else None
     least_s = WHOLE * (plan.block_s - plan.settle_s)
@@ -195,7 +195,7 @@ def pairs_of(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
 
 
 def load_differs(agent: Block, original: Block) -> Optional[str]:
-    """How the load, and not the limit, made the difference; None: nothing shows that."""
+    """How the load, and not the limit, made the difference; None if nothing indicates that."""
     one, other = agent.figures, original.figures
     if one is None or other is None:
         return None
@@ -225,19 +225,19 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
 
 
 def _mean_s(figures: Figures) -> float:
-    """Of a commit, one that never came back among them."""
+    """Mean commit latency, including a commit that never completed."""
     count = figures.fsyncs + (figures.pending_s > 0)
     return (figures.commit_latency.total_s() + figures.pending_s) / max(1, count)
 
 
 def _whole_pairs(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
     by_number = {block.number: block for block in blocks if block.whole}
-    found = []
+    pairs = []
     for number in sorted(by_number):
         if number % 2 and number + 1 in by_number:
             one, other = by_number[number], by_number[number + 1]
-            found.append((other, one) if one.original else (one, other))
-    return found
+            pairs.append((other, one) if one.original else (one, other))
+    return pairs
 
 
 def _difference(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Calibrates a disk tick by tick: idle, a flood that fills its cache, a ladder of limits.  Pure.
 
-The daemon's own core raises the limit until a full cache shows a rate.  That limit is held until
-the rate has settled, which is R: under a smaller one the cache drains, and nothing tells any more
-whether R moves.  A ladder of fixed limits then begins above the knee, goes down until less is
-worse, and up while more is better.
+The daemon's own core raises the limit until a full cache shows a rate.  That limit is kept until
+the rate is steady, which is R: under a smaller limit the cache drains, and changes of R are no
+longer visible.  A ladder of fixed limits then starts above the knee, goes down until smaller ones
+are worse, and up while larger ones are better.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import Device
 
 TICK_S = 0.5
-# Seconds without any load, in which somebody else's shows; and of fsyncs alone, with a pause after
+# Seconds without own load, to see other programs' load; and of fsyncs alone, with a pause after
 # each: the media may take milliseconds for its block, and would be busy with them for long when
 # the flood begins.
 WATCH_S, IDLE_S, IDLE_WAIT_S = 3.0, 1.0, 1e-3
-# Syncs in the watch that are nobody's commits: journald makes one in minutes.  Later, a second.
+# Syncs in the watch that are not commits: journald makes one in minutes.  Later, a second.
 FEW, FEW_RATE = 1, 1.0
 # Seconds in which fsyncs get up to speed, and in which the kernel follows a limit by nine tenths.
 SETTLE_IDLE_S, SETTLE_S = 0.5, 3.0
@@ -53,20 +53,20 @@ ENOUGH_S = 100.0  # of R, for all of it
 # destages the blocks of fsyncs every 9 s, and the flood gets a small part meanwhile.
 STEADY_S, STEADY = 9.0, 0.1
 # Seconds between two fsyncs while the cache fills, and times an unloaded one at least: more would
-# take the media's time from the flood, and fewer would not tell whether it is full.
+# take the media's time from the flood, and fewer would not show whether it is full.
 FILL_WAIT_S, FILL_WAITS = 0.02, 20.0
 # Of the media's time, that fsyncs take where they are spaced, since they would take all of it.
 # What each takes is known to a factor of three after the seconds of a fill.
 PRICED = 0.2
-# Threads of the kernel that dirty a filesystem's own blocks, for whoever writes.
+# Kernel threads that dirty a filesystem's own blocks for any writer.
 _KERNEL = ("kworker/", "jbd2/", "xfsaild/", "btrfs-")
-# Alerts that a flood of ours may raise.
+# Alerts that our own flood may raise.
 _FLOODED = (AlertName.COLLAPSE, AlertName.EXHAUSTED)
 
 
 @dataclass
 class Calibration:
-    """`step` once a tick.  Ended early, `problem` says why, and nothing is to be kept."""
+    """`step` once a tick.  If it ends early, `problem` says why, and no result may be kept."""
 
     policy: Policy
     device: str
@@ -100,7 +100,7 @@ class Calibration:
     # ---- a tick ----------------------------------------------------------
 
     def step(self, sample: Sample, own: Own) -> Order:
-        """Take a tick in, which ends now; what is to be done until the next one."""
+        """Process the tick that ends now; returns what to do until the next one."""
         if self._began_s is None:
             self._began_s = self._phase_s = sample.time_s - sample.dt_s
         self._now_s = sample.time_s
@@ -115,16 +115,16 @@ class Calibration:
         alerts, self._alerts = detect(
             self.policy, self._alerts, sample, estimates, decision, self._memory
         )
-        found = estimates[self.device]
+        state = estimates[self.device]
         for alert in alerts:
             if self.phase in (Phase.WATCH, Phase.IDLE) or alert.name not in _FLOODED:
                 return self._stopped(f"{alert.name.value}: {alert.summary}")
-        wrong = self._wrong_array(sample) or self._stranger(sample, seen, found, own)
+        wrong = self._wrong_array(sample) or self._stranger(sample, seen, state, own)
         if wrong:
             return self._stopped(wrong)
         syncs, busy_s = own.syncs - self._own.syncs, own.sync_s - self._own.sync_s
         self._own = own
-        self._take(seen, found, syncs, busy_s, sample)
+        self._take(seen, state, syncs, busy_s, sample)
         self._go_on(sample)
         if self.phase in (Phase.FILL, Phase.LADDER):
             wait_s = self.wait_s
@@ -136,7 +136,7 @@ class Calibration:
         return Order(sync_wait_s=IDLE_WAIT_S if self.phase is Phase.IDLE else None)
 
     def _under_ours(self, memory: Memory) -> Memory:
-        """So that the estimators take our limit for the one that was asked for."""
+        """Make the estimators treat our limit as the one the law asked for."""
         limit = self._in_force
         if not limit:
             return memory
@@ -147,7 +147,7 @@ class Calibration:
 
     @property
     def _in_force(self) -> int:
-        """Our limit, or the one that filled the cache, to do so again; 0: the law's."""
+        """Our limit, or the one that filled the cache, to fill it again; 0: the law's."""
         refills = self._refills or self.phase is Phase.FILL
         limit = self._rung.limit_bytes
         return max(self._held_bytes, limit) if refills else limit
@@ -157,7 +157,7 @@ class Calibration:
         return Order()
 
     def _wrong_array(self, sample: Sample) -> str:
-        """What array or cache do that they do not always do; empty: nothing known."""
+        """Why array or cache are not in their normal state; empty if nothing is known."""
         for each in sample.backings:
             if each.device == self.device:
                 works = ", ".join(work.kind for work in each.works)
@@ -167,11 +167,11 @@ class Calibration:
         return ""
 
     def _stranger(
-        self, sample: Sample, seen: DeviceSample, found: Estimate, own: Own
+        self, sample: Sample, seen: DeviceSample, state: Estimate, own: Own
     ) -> Optional[str]:
         """Another program that uses the disk: its load spoils the result, and ours slows it.
 
-        Also by another volume on it. Over the watch, and later over the last ten seconds, about.
+        Includes other volumes on the disk; over the watch, later over about the last ten seconds.
         """
         here = [each for each in sample.devices if _share_disks(each.device, seen.device)]
         counted = sum(each.sync.count for each in here if each.sync is not None)
@@ -184,7 +184,7 @@ class Calibration:
         ]  # fmt: skip
         written = float(sum(task.dirtied_bytes for task in others))
         if self.phase is Phase.WATCH:
-            written = max(written, found.rate * sample.dt_s)
+            written = max(written, state.rate * sample.dt_s)
         fade = 1.0 if self.phase is Phase.WATCH else 1.0 - sample.dt_s / 10.0
         span_s, all_syncs, all_bytes = (each * fade for each in self._strange)
         span_s += sample.dt_s
@@ -205,29 +205,29 @@ class Calibration:
         return None
 
     def _take(
-        self, seen: DeviceSample, found: Estimate, syncs: int, busy_s: float, sample: Sample
+        self, seen: DeviceSample, state: Estimate, syncs: int, busy_s: float, sample: Sample
     ) -> None:
-        """This tick's figures, where they count."""
+        """Record this tick's figures if they count."""
         dt_s, past_s = sample.dt_s, self._now_s - self._phase_s
         # Fsyncs are also slow behind a larger limit's queue, and on a busy host: natively a cache
         # that was full to 0.4 looked like that, half a second after it began to be filled.
-        self._is_full = found.full and found.rate <= (1.0 + STEADY) * self._r
+        self._is_full = state.full and state.rate <= (1.0 + STEADY) * self._r
         if self.phase is Phase.IDLE and past_s - dt_s >= SETTLE_IDLE_S - dt_s / 2:
-            self.idle = self.idle.with_tick(seen, found, syncs, busy_s)
+            self.idle = self.idle.with_tick(seen, state, syncs, busy_s)
         elif self.phase is Phase.FILL:
             if self._held_bytes:
-                self._full = (*self._full, found.rate) if found.full else ()
+                self._full = (*self._full, state.rate) if state.full else ()
                 return
-            self._fill = (*self._fill, (found.rate, dt_s))
-            if found.drain_rate is not None:
+            self._fill = (*self._fill, (state.rate, dt_s))
+            if state.drain_rate is not None:
                 self._held_bytes = sample.vm.limits.dirty_bytes
-            elif found.held_back and not found.full:
-                self._tau_s = min(self._tau_s, sample.vm.limits.dirty_bytes / max(found.rate, 1.0))
+            elif state.held_back and not state.full:
+                self._tau_s = min(self._tau_s, sample.vm.limits.dirty_bytes / max(state.rate, 1.0))
         settled = past_s - dt_s >= SETTLE_S - dt_s / 2 and not self._refills
         if self.phase is Phase.LADDER and settled:
             if self._own.written_bytes >= self.budget.write_bytes:
                 return  # the flood ended within it
-            self._rung = self._rung.with_tick(seen, found, syncs, dt_s)
+            self._rung = self._rung.with_tick(seen, state, syncs, dt_s)
 
     # ---- from one phase to the next --------------------------------------
 
@@ -281,7 +281,7 @@ class Calibration:
         return next_limit(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
 
     def _bound(self, sample: Sample) -> str:
-        """What is left open where the budget is spent; empty: nothing that matters."""
+        """What remains unknown when the budget is spent; empty if nothing important."""
         if not self.rungs:
             return f"no limit was tried: {_more(self._r)}"
         beyond = beyond_these(self.rungs, self._idle_rate, self._r, *self._bounds(sample))
@@ -292,7 +292,7 @@ class Calibration:
         return f"the best limit is at {word} {formats.size(bound)}: {_more(self._r)}"
 
     def _bounds(self, sample: Sample) -> Tuple[int, int]:
-        """Floor and ceiling: those of the policy, as far as kernel and memory allow."""
+        """Floor and ceiling of the policy, as far as kernel and memory allow."""
         limits = self.policy.limits
         floor = max(GRAIN_BYTES, limits.floor_bytes, kernel_floor_bytes(sample.host))
         most = memory_most(self.policy, sample.vm)
@@ -300,14 +300,14 @@ class Calibration:
         return floor, max(floor, ceiling)
 
     def _is_steady(self) -> bool:
-        """Whether a full cache has taken the same for long enough."""
+        """Whether the rate of a full cache has been constant for long enough."""
         half = round(STEADY_S / 2 / TICK_S)
         self._full = self._full[-2 * half :]
         before, after = _usual(self._full[:half]), _usual(self._full[half:])
         return len(self._full) == 2 * half and abs(after - before) <= STEADY * before
 
     def _left_s(self) -> float:
-        """Of the time, and of the bytes at the rate of the flood."""
+        """Seconds until the time or the bytes of the budget are spent, at the flood's rate."""
         assert self._began_s is not None
         left_bytes = self.budget.write_bytes - self._own.written_bytes
         rate = _usual(self._full) if self._full else max((r for r, _ in self._fill), default=1.0)
@@ -316,7 +316,7 @@ class Calibration:
         )
 
     def _is_judged(self) -> bool:
-        """Whether this limit had its part of the time that is left."""
+        """Whether this limit has had its part of the remaining time."""
         if self._rung.seconds < LEAST_JUDGED_S - TICK_S / 2:
             return self._left_s() <= 0.0
         parts = max(1, RUNGS - len(self.rungs))
@@ -327,7 +327,7 @@ class Calibration:
     # ---- the end ---------------------------------------------------------
 
     def result(self) -> Result:
-        """What is known by now."""
+        """The result so far."""
         r = self._r or None
         cache = None if r is None else self._cache(r)
         rungs = tuple(sorted(self.rungs, key=lambda each: each.limit_bytes))
@@ -350,12 +350,12 @@ class Calibration:
         )
 
     def _cache(self, r: float) -> Optional[float]:
-        """Bytes that went in above R until it was full; None where none is seen."""
+        """Bytes written above R until the cache was full; None if no cache was seen."""
         ticks = tuple(chain.from_iterable(self._fill))
         return with_drain_rate(DeviceMemory(first_ticks=ticks), r).cache_bytes
 
     def _last_rate(self) -> float:
-        """The flood's, over its last seconds."""
+        """The flood's rate over its last seconds."""
         rates = (*(rate for rate, _ in self._fill), *self._full)[-round(SHOWN_S / TICK_S) :]
         return statistics.fmean(rates)
 

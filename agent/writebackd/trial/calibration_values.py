@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What goes into a calibration and comes out of it."""
+"""Inputs and results of a calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a calibration may take."""
+    """How much time and data a calibration may use."""
 
     write_bytes: int
     time_s: float
@@ -28,7 +28,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Own:
-    """What our own loads did since they were started."""
+    """What our own loads have done since they started."""
 
     syncs: int = 0  # as the probe began to be read
     unsure: int = 0  # that ended while it was: counted in this tick or in the next
@@ -39,7 +39,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be until the next tick; limits None: as found."""
+    """What to do until the next tick; limits None: the original limits."""
 
     flood: bool = False
     sync_wait_s: Optional[float] = None  # between two fsyncs; None: no fsyncs
@@ -49,7 +49,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured; None: not known, and `problems` says why."""
+    """The measured values; None: unknown, and `problems` says why."""
 
     device: str
     seconds: float

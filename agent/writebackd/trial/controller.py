@@ -29,42 +29,42 @@ _MOST_TICKS = 500
 
 
 class TrialController:
-    """Holds the trial that is on, and the last one until it is asked for.
+    """Holds the running trial, and a finished one until its result is fetched.
 
-    `begin` and `end` are the daemon's: to make the agent work, and to go back to
-    the mode that was. `begin` may raise OSError or ValueError, and has done nothing then.
+    `begin` and `end` belong to the daemon: they start enforcing, and return to the mode
+    before. If `begin` raises OSError or ValueError, it has changed nothing.
     """
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[str], None]) -> None:
         self._begin, self._end = begin, end
-        self._course: Optional[TrialRun] = None
+        self._run: Optional[TrialRun] = None
         self._number = 0
 
     @property
     def running(self) -> bool:
-        return self._course is not None and self._course.ended is None
+        return self._run is not None and self._run.ended is None
 
     def order(
         self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
         policy: Policy, now_s: float,
     ) -> Dict[str, Any]:
-        """Answer a client. Raises RequestError."""
+        """Answer a client's request. Raises RequestError."""
         order = text_argument(args, "order")
         if order == "start":
             return self._start(args, snapshot, problem, policy, now_s)
-        course = self._course
-        if course is None or args.get("id") != self._number:
+        run = self._run
+        if run is None or args.get("id") != self._number:
             raise RequestError("no such trial: the daemon was restarted", _BAD_NEWS)
         if order == "end":
             self.end(End.ASKED, "the user ended it")
         elif order != "go":
             raise RequestError("order is start, go or end")
-        course.renew(now_s)
+        run.renew(now_s)
         since = int(_number(args, "since", 0, 1e9)) if "since" in args else 0
-        ticks, left = course.take(since, _MOST_TICKS)
+        ticks, left = run.take(since, _MOST_TICKS)
         return {
-            "ended": course.ended.value if course.ended is not None else None,
-            "why": course.why,
+            "ended": run.ended.value if run.ended is not None else None,
+            "why": run.why,
             "ticks": [pack(each, Interned()) for each in ticks],
             "left": left,
         }
@@ -73,38 +73,38 @@ class TrialController:
         self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
         alerts: Sequence[Alert],
     ) -> Optional[Trial]:
-        """Once a tick, before it is decided; None: no trial is on, or no longer."""
-        course = self._course
-        if course is None or course.ended is not None:
+        """Call once a tick, before the decision; None if no trial runs, or it has ended."""
+        run = self._run
+        if run is None or run.ended is not None:
             return None
-        trial = course.step(sample, estimates, memory, alerts)
+        trial = run.step(sample, estimates, memory, alerts)
         if trial is None:
-            self._over(course)
+            self._over(run)
         return trial
 
     def end(self, how: End, why: str) -> None:
-        """Nothing where none is on."""
-        course = self._course
-        if course is not None and course.ended is None:
-            course.end(how, why)
-            self._over(course)
+        """End the trial, if one runs."""
+        run = self._run
+        if run is not None and run.ended is None:
+            run.end(how, why)
+            self._over(run)
 
-    def _over(self, course: TrialRun) -> None:
-        assert course.ended is not None
-        log.info("trial of %s ended (%s): %s", course.plan.device, course.ended.value, course.why)
-        self._end(f"trial of {course.plan.device} ended: {course.why}")
+    def _over(self, run: TrialRun) -> None:
+        assert run.ended is not None
+        log.info("trial of %s ended (%s): %s", run.plan.device, run.ended.value, run.why)
+        self._end(f"trial of {run.plan.device} ended: {run.why}")
 
     def _start(
         self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
         policy: Policy, now_s: float,
     ) -> Dict[str, Any]:
         if self.running:
-            assert self._course is not None
-            raise RequestError(f"a trial of {self._course.plan.device} is running", _BAD_NEWS)
+            assert self._run is not None
+            raise RequestError(f"a trial of {self._run.plan.device} is running", _BAD_NEWS)
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
         if snapshot.mode is Mode.OBSERVE:
-            # No limit is ours: those in force are those found, whoever set them since the start.
+            # No limit is ours: those in force are the originals, even if changed since the start.
             snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
         plan = _plan(args, _device(snapshot, text_argument(args, "device")))
         refused = objection(snapshot, policy, plan.device, plan.ceiling_s)
@@ -118,7 +118,7 @@ class TrialController:
         except (OSError, ValueError) as error:
             raise RequestError(f"cannot read the limits: {error}", _BAD_NEWS) from None
         log.info("%s", text)
-        self._course = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
+        self._run = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
         self._number = int(now_s * 1000)  # another one after a restart
         return {
             "id": self._number,
@@ -134,7 +134,7 @@ class TrialController:
 
 
 def _device(snapshot: Snapshot, wanted: Optional[str]) -> str:
-    """The one that is meant, or the only one with sync demand. Raises RequestError."""
+    """The requested device, or the only one with sync demand. Raises RequestError."""
     if wanted is not None:
         names = [each.device.name for each in find_devices(snapshot, wanted)]
     else:
@@ -154,7 +154,7 @@ def _plan(args: Mapping[str, Any], device: str) -> Plan:
     return Plan(
         device, arms, block_s,
         settle_s=_number(args, "settle_s", 0.0, block_s / 2),
-        # Less than a tick cannot be told apart, and a minute of dirty data is no bound.
+        # Less than a tick is indistinguishable, and a minute of dirty data is no bound.
         ceiling_s=_number(args, "ceiling_s", 0.1, 60.0),
         stop_s=None if args.get("stop_s") is None else _number(args, "stop_s", 0.01, 600.0),
     )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Limits tried one after the other: what each was worth, and which one to try next.  Pure."""
+"""Limits tried one after another: the score of each, and which to try next.  Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MARGIN, NEAR = 0.97, 0.03
 
 
 def score(f: float, g: float) -> float:
-    """What a limit is worth: `f` of the idle fsync rate beside `g` of the flood's full rate."""
+    """The score of a limit: `f` of the idle fsync rate and `g` of the flood's full rate."""
     return f * min(1.0, g / KEPT) ** DEAR
 
 
 @dataclass(frozen=True)
 class Rung:
-    """What was seen under one limit, or idle; sums over the seconds that are judged."""
+    """What was measured under one limit, or idle; sums over the seconds that count."""
 
     limit_bytes: int
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class Rung:
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk held the flood, and not the limit."""
+        """Whether the disk limited the flood, and not the limit."""
         return self.full_s > self.seconds / 2
 
     @property
@@ -51,12 +51,12 @@ class Rung:
     def flood_rate(self) -> float:
         return self.flood_bytes / self.seconds if self.seconds else 0.0
 
-    def with_tick(self, seen: DeviceSample, found: Estimate, syncs: int, dt_s: float) -> Rung:
+    def with_tick(self, seen: DeviceSample, state: Estimate, syncs: int, dt_s: float) -> Rung:
         latency = seen.sync.latency if seen.sync is not None else Histogram()
         return replace(
             self, seconds=self.seconds + dt_s, syncs=self.syncs + syncs,
-            flood_bytes=self.flood_bytes + found.background_rate * dt_s,
-            full_s=self.full_s + (dt_s if found.full else 0.0), latency=self.latency + latency,
+            flood_bytes=self.flood_bytes + state.background_rate * dt_s,
+            full_s=self.full_s + (dt_s if state.full else 0.0), latency=self.latency + latency,
         )  # fmt: skip
 
     def score(self, idle_rate: float, drain_rate: float) -> float:
@@ -68,10 +68,10 @@ class Rung:
 def next_limit(
     rungs: List[Rung], idle_rate: float, r: float, floor: int, ceiling: int
 ) -> Optional[int]:
-    """The limit to try after these, from floor to ceiling; None: no other would be better.
+    """The next limit to try, from floor to ceiling; None: no other would be better.
 
-    Up until the flood has all of R, down by halves until less is worse, then between the best and
-    its neighbours, and at last just below the knee, which the steps may have missed.
+    Goes up until the flood gets all of R, down by halves until smaller is worse, then between the
+    best and its neighbours, and finally just below the knee, which the steps may have missed.
     """
     beyond = beyond_these(rungs, idle_rate, r, floor, ceiling)
     if beyond is not None:

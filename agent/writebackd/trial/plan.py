@@ -27,7 +27,7 @@ LEASE_S = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of the daemon."""
+    """What a client asks of the daemon."""
 
     device: str
     arms: str  # a letter a block
@@ -42,10 +42,10 @@ class Plan:
 
 
 def order(duration_s: float, block_s: float, seed: int) -> str:
-    """The arms of all blocks: in each pair both, which one first by chance.
+    """The arms of all blocks: each pair has both, in random order.
 
-    In pairs, because the load of a host drifts; by chance, because it may do so in step.
-    Raises ValueError, saying what would do.
+    Pairs, because a host's load drifts; random order, because it may be periodic.
+    Raises ValueError that names a valid value.
     """
     if not LEAST_BLOCK_S <= block_s <= MOST_BLOCK_S:
         least, most = formats.duration(LEAST_BLOCK_S), formats.duration(MOST_BLOCK_S)
@@ -62,5 +62,5 @@ def order(duration_s: float, block_s: float, seed: int) -> str:
 
 
 def settle_s(block_s: float) -> float:
-    """How much of the beginning of a block is left out."""
+    """How much of the beginning of a block is ignored."""
     return max(SETTLE_LEAST_S, SETTLE_SHARE * block_s)

@@ -28,12 +28,12 @@ class Bound:
 
 
 def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
-    """The limits as found, cut to `ceiling_s` of the slowest disk with sync demand.
+    """The original limits, cut to `ceiling_s` of the slowest disk with sync demand.
 
-    An fsync may have to wait for all that a flood has dirtied, and all of it drains before the
-    agent's limit holds again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
+    An fsync may wait for all pages a flood has dirtied, and all of them drain before the agent's
+    limit applies again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
     """
-    found, background = original_bytes(snapshot)
+    original, background = original_bytes(snapshot)
     excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}
     rates = [
         each.drain_rate
@@ -42,18 +42,18 @@ def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
     ]
     drained = int(min(rates, default=0.0) * ceiling_s)
     limits = policy.limits
-    limit = max(min(found, drained, limits.ceiling_bytes), limits.floor_bytes)
-    if limit >= found:
-        return Bound(found, found, background, None)
+    limit = max(min(original, drained, limits.ceiling_bytes), limits.floor_bytes)
+    if limit >= original:
+        return Bound(original, original, background, None)
     cut = f"what the disk drains in {ceiling_s:g} s"
     if limit != drained:
         cut = "the policy's ceiling" if limit < drained else "the policy's floor"
     page = snapshot.sample.host.page_size
-    return Bound(found, limit, max(page, int(limit * background / found)), cut)
+    return Bound(original, limit, max(page, int(limit * background / original)), cut)
 
 
 def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float) -> Optional[str]:
-    """Why no trial may begin on `device`, a name of the snapshot's; None where one may."""
+    """Why no trial may begin on `device` (its name in the snapshot); None if one may."""
     memory = snapshot.memory
     if snapshot.off is not None:
         return f"{snapshot.off} exists: remove it first"

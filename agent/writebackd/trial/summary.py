@@ -27,7 +27,7 @@ _REPORTED = (
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """A trial that has come to its end."""
+    """A finished trial."""
 
     host: str
     version: str
@@ -45,7 +45,7 @@ class TrialSummary:
 
 
 def verdict(report: TrialSummary) -> str:
-    """The answer in one sentence or two."""
+    """The result in one or two sentences."""
     result, pairs = report.result, report.result.pairs
     p99, rate, syncs = (result.of(name) for name in (P99, WRITE_RATE, SYNC_RATE))
     if result.agent is None or result.original is None:
@@ -76,7 +76,7 @@ def verdict(report: TrialSummary) -> str:
 
 
 def _changed(p99: Difference) -> str:
-    """By how much it is shorter, or longer, with the agent."""
+    """By how much commits are shorter, or longer, with the agent."""
     assert p99.ratio is not None and p99.low is not None and p99.high is not None
     word, ratio, low, high = "shorter", p99.ratio, p99.low, p99.high
     if p99.worse:
@@ -94,7 +94,7 @@ def _of_that(rate: Difference) -> str:
 
 
 def remarks(report: TrialSummary) -> List[str]:
-    """What one has to know to read the figures right, one thought each."""
+    """What a reader must know to interpret the figures, one point each."""
     result, lines = report.result, []
     if report.ended == "enough":
         lines.append(f"Ended early: {report.why}.")
@@ -136,7 +136,7 @@ def times(ratio: float) -> str:
 
 
 def _number(ratio: float) -> str:
-    """A factor with two or three digits that count."""
+    """A factor with two or three significant digits."""
     if ratio >= 9.95:
         return f"{ratio:.0f}"
     return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}"
@@ -170,7 +170,7 @@ def _seen(result: Result) -> str:
 
 
 def report_json(report: TrialSummary) -> Dict[str, Any]:
-    """All of it; what is not known is None."""
+    """The whole trial as data; unknown values are None."""
     plan, result = report.plan, report.result
     return {
         **{name: getattr(report, name) for name in _REPORTED},

@@ -75,7 +75,7 @@ def _facts(report: TrialSummary) -> List[Tuple[str, str]]:
 
 
 def _axis(differences: Sequence[Difference]) -> Axis:
-    """A logarithmic axis of ratios, with 1 on it."""
+    """A logarithmic axis of ratios that includes 1."""
     values = [1 / 1.25, 1.25]
     for each in differences:
         values += each.ratios
@@ -192,7 +192,7 @@ def _cells(block: Block) -> Tuple[str, ...]:
 
 
 def block_line(block: Block, blocks: int) -> str:
-    """A block that is over, for a terminal."""
+    """A finished block as a line for a terminal."""
     _, counted, limit, _, rate, p50, p99, _, written, _ = _cells(block)
     return (
         f"{block.number:4}/{blocks}  {block.arm:<8}  {limit:>5}  p50 {p50:>8}  p99 {p99:>8}"

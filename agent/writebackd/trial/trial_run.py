@@ -31,7 +31,7 @@ _OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
 
 
 class End(Enum):
-    """How a trial came to its end."""
+    """How a trial ended."""
 
     DONE = "done"
     ENOUGH = "enough"  # to compare, and the limits as found do harm
@@ -55,19 +55,19 @@ class TrialTick:
 
 
 class TrialRun:
-    """`step` once a tick; it returns the block for the next one."""
+    """Call `step` once a tick; it returns the block for the next tick."""
 
     def __init__(
-        self, plan: Plan, limit: Bound, returns_to: Mode, found: VmLimits, sync_rate: float,
+        self, plan: Plan, limit: Bound, returns_to: Mode, originals: VmLimits, sync_rate: float,
         now_s: float,
     ) -> None:
-        """`found`: the files' content while the limits as found stand; `now_s` as Sample.time_s."""
+        """`originals`: the original values of the four files; `now_s` as Sample.time_s."""
         self.plan, self.bound = plan, limit
         self.ended: Optional[End] = None
         self.why = ""
         self.ticks: List[TrialTick] = []
         self._dropped = 0  # of them, which the client has
-        self._returns_to, self._found = returns_to, found
+        self._returns_to, self._originals = returns_to, originals
         self._quiet_after_s = max(QUIET_S, QUIET_SYNCS / sync_rate)
         self._quiet_s = 0.0
         self._renewed_s = now_s
@@ -80,7 +80,7 @@ class TrialRun:
     def take(self, since: int, most: int) -> Tuple[List[TrialTick], int]:
         """Up to `most` ticks from number `since` on, and how many are left after them.
 
-        Those before are not kept: a trial may last for hours, and 1 000 ticks are 3 MB.
+        Earlier ticks are dropped: a trial may last for hours, and 1 000 ticks are 3 MB.
         """
         known = min(max(0, since - self._dropped), len(self.ticks))
         del self.ticks[:known]
@@ -88,7 +88,7 @@ class TrialRun:
         return self.ticks[:most], max(0, len(self.ticks) - most)
 
     def end(self, how: End, why: str) -> None:
-        """The first end is the one that counts."""
+        """Record the end; only the first call counts."""
         if self.ended is None:
             self.ended, self.why = how, why
 
@@ -96,12 +96,12 @@ class TrialRun:
         self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
         alerts: Sequence[Alert],
     ) -> Optional[Trial]:
-        """Take a tick in; the block for the next one, None once it has ended."""
+        """Process a tick; the block for the next one, or None after the end."""
         if self._block >= 0:
             self._record(sample, estimates)
-        found = self._objection(sample, estimates, memory, alerts)
-        if found is not None:
-            self.end(*found)
+        objection = self._objection(sample, estimates, memory, alerts)
+        if objection is not None:
+            self.end(*objection)
         # Half a tick early rather than half a tick late: clocks are never quite even.
         elif self._block < 0 or self._ends_s - sample.time_s < sample.dt_s / 2:
             if self._block + 1 == len(self.plan.arms):
@@ -178,7 +178,7 @@ class TrialRun:
             return End.DISTURBED, f"{name} is gone or excluded"
         began = self._block >= 0 and sample.time_s - self._began_s > sample.dt_s
         if began and self._arm == ORIGINAL and self.bound.cut is None:
-            if sample.vm.limits != self._found:
+            if sample.vm.limits != self._originals:
                 # None of the limits is ours, so this is no foreign write to anybody else.
                 return End.DISTURBED, "another process set the limits"
         if self._quiet_s >= self._quiet_after_s:
@@ -189,23 +189,23 @@ class TrialRun:
 
 
 def _expected(alert: Alert) -> bool:
-    """That a flood makes few syncs of many is what the limits as found are there to show.
+    """Few syncs during a flood are the effect that the original limits are meant to show.
 
-    It comes 30 s after the first of their blocks begins, so no trial that it ended would come to a
-    second pair. How long a commit takes is bounded all along.
+    The alert comes 30 s after the first of their blocks begins: if it ended the trial there would
+    be no second pair. Commit latency is bounded throughout.
     """
     return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
 
 
 def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
-    """How long a commit may take."""
+    """The commit latency at which the trial stops."""
     if plan.stop_s is not None:
         return plan.stop_s
     return max(STOP_CEILINGS * plan.ceiling_s, STOP_BASELINES * (baseline_s or 0.0))
 
 
 def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
-    """A commit slower than agreed, on any device: the limit is the host's."""
+    """A commit slower than agreed, on any device: the limit applies to the whole host."""
     for seen in sample.devices:
         estimate = estimates[seen.device.name]
         if seen.sync is None or seen.excluded or not estimate.demand:

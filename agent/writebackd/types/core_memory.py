@@ -65,7 +65,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Retry:
-    """A yield that ends by itself: settings of the boot were applied again."""
+    """A yield that ends by itself: the boot's settings were only applied again."""
 
     at_s: float  # as Sample.time_s
     limits: Optional[VmLimits] = None  # of the tick after the yield; other ones are wanted

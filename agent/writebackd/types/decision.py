@@ -11,7 +11,7 @@ from writebackd.types.levers import Setting
 
 
 class DeviceState(Enum):
-    """What the agent is doing about a device."""
+    """What the agent does about a device."""
 
     IDLE = "idle"
     GUARD = "guard"

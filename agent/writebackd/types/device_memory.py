@@ -120,5 +120,5 @@ class DeviceMemory:
 
     @property
     def flooded_before(self) -> bool:
-        """Whether it ever was."""
+        """Whether the device was ever flooded."""
         return self.last_flood_s > float("-inf")

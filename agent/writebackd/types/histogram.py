@@ -54,7 +54,7 @@ class Histogram:
 
     @classmethod
     def of(cls, indices: Tuple[int, ...], counts: Tuple[int, ...]) -> "Histogram":
-        """As it is kept, in half of the time."""
+        """Like __init__ for buckets as they are stored, in half the time."""
         histogram = object.__new__(cls)
         object.__setattr__(histogram, "indices", indices)
         object.__setattr__(histogram, "counts", counts)
@@ -78,7 +78,7 @@ class Histogram:
         return self._at(q, tuple(accumulate(self.counts)))
 
     def _at(self, q: float, below: Sequence[int]) -> Optional[float]:
-        """`below`: how many values are up to the end of each bucket."""
+        """`below`: the number of values up to the end of each bucket."""
         if not (below and below[-1]):
             return None
         rank = q * below[-1]
@@ -91,7 +91,7 @@ class Histogram:
         return low + (high - low) * into / count
 
     def total_s(self, threshold_s: float = 0.0) -> float:
-        """Seconds of all values in buckets that start at or above `threshold_s`, together.
+        """Total seconds of the values in buckets that start at or above `threshold_s`.
 
         Each value is taken as the middle of its bucket.
         """
@@ -99,14 +99,14 @@ class Histogram:
         middles = map(_MIDDLES_S.__getitem__, self.indices[place:])
         return float(sum(map(mul, self.counts[place:], middles)))
 
-    def told(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
-        """`total`, `total_s`, p50 and p99 in seconds: what every tick asks of every device."""
+    def summary(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
+        """`total`, `total_s`, p50 and p99 in seconds: needed in every tick for every device."""
         below = tuple(accumulate(self.counts))
         total = below[-1] if below else 0
         return total, self.total_s(), self._at(0.5, below), self._at(0.99, below)
 
     def count_above(self, threshold_s: float) -> Tuple[int, int]:
-        """How many values are in buckets that start at or above `threshold_s`; and in all."""
+        """Number of values in buckets that start at or above `threshold_s`, and in total."""
         place = bisect_left(self.indices, bisect_left(BUCKET_EDGES_S, threshold_s))
         return sum(self.counts[place:]), sum(self.counts)
 

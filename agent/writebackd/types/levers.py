@@ -54,7 +54,7 @@ class ForeignWrite:
 
     @property
     def reapplied(self) -> bool:
-        """Whether settings of the boot were applied again, and nobody wants another limit."""
+        """Whether boot settings were only applied again, so that nobody wants another limit."""
         return self.original and self.comm in ("systemd-sysctl", "sysctl")
 
     @property

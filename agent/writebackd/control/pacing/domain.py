@@ -104,7 +104,7 @@ class PaceTick:
     @cached_property
     def demand(self) -> bool:
         estimates = (self._all_estimates[want.name] for want in self.wants)
-        return bool(self.wants) and all(each.demand_known for each in estimates)
+        return bool(self.wants) and all(estimate.demand_known for estimate in estimates)
 
     def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """The updated memory, and a note for `why`; empty without anything to report."""

@@ -49,13 +49,13 @@ def unit_of(path: str) -> str:
 
 def slices_of(path: str) -> Tuple[str, ...]:
     """The host's slices that contain the cgroup, itself included; not slices below a unit."""
-    found = []
+    slices = []
     for part in path.strip("/").split("/"):
         if part.endswith((".service", ".scope")):
             break
         if part.endswith(".slice"):
-            found.append(part)
-    return tuple(found)
+            slices.append(part)
+    return tuple(slices)
 
 
 def is_container(path: str) -> bool:

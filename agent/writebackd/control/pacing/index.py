@@ -52,11 +52,11 @@ class TickIndex:
 
     def written(self, devno: str, names: Sequence[str]) -> Mapping[str, int]:
         """Bytes in this tick on a disk that the named devices share, by path."""
-        found = dict(self._written.get(devno, {}))
+        by_path = dict(self._written.get(devno, {}))
         for name in names if self._dirtied else ():
             for path, size in self._dirtied.get(name, {}).items():
-                found[path] = found.get(path, 0) + size
-        return found
+                by_path[path] = by_path.get(path, 0) + size
+        return by_path
 
     def objection(self, path: str) -> Optional[str]:
         """Why one of `cgroups` must not be paced; None if it may be."""

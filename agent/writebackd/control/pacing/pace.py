@@ -130,7 +130,7 @@ def _domains(sample: Sample) -> List[Domain]:
         devno = leaves[0] if len(leaves) == 1 else seen.device.devno
         if seen.excluded is None and devno[:1].isdigit():
             by_devno.setdefault(devno, []).append(place)
-    found = []
+    domains = []
     groups: Dict[FrozenSet[str], Tuple[str, ...]] = {}  # computed once for all volumes of a disk
     for devno, places in by_devno.items():
         devices = tuple(sample.devices[place] for place in places)
@@ -138,8 +138,8 @@ def _domains(sample: Sample) -> List[Domain]:
         if below not in groups:
             group = sorted({place for leaf in below for place in on_leaf[leaf]})
             groups[below] = tuple(sample.devices[place].device.name for place in group)
-        found.append(Domain(devno, devices, groups[below]))
-    return found
+        domains.append(Domain(devno, devices, groups[below]))
+    return domains
 
 
 def _leaves(device: Device) -> Tuple[str, ...]:
