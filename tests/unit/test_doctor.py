@@ -272,7 +272,7 @@ def test_a_daemon_without_a_watcher(found: Found) -> None:
     ({"/etc/tuned/active_profile": "other gone ../../escape\n", "/proc/9/comm": "tuned\n",
       "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n"},
      "warning",
-     ["includes gone, which cannot be told", "includes ../../escape, which cannot be told",
+     ["includes gone, which cannot be resolved", "includes ../../escape, which cannot be resolved",
       "sets vm.dirty_ratio=40 (/usr/lib/tuned/profiles/other/tuned.conf:2)"]),
 ])  # fmt: skip
 def test_who_else_sets_the_limits(
