@@ -161,10 +161,6 @@ HEADROOM = 1.005
 # long, because the flood refills most of what drains: on a 260 MB/s array the steps at 130, 54, 25
 # and 4 MB took 1.5 s.
 AT_ONCE_BYTES, AT_ONCE_S, AT_ONCE_MOST_BYTES = 4 << 20, 0.5, 128 << 20
-# Share of the limit.  The background limit is never above it.  The kernel slows writers down
-# between the mean of both and the limit; at 0.8 to 0.95 of 5 MB one chunk of a flood jumped over
-# that band, and every writer slept for up to 0.8 s at once.
-BACKGROUND_MOST = 0.5
 # Divisors of the lowest limit.  The minimum shares (min_bytes) of all device limits together are at
 # most 1 / MINIMA_SHARE of it: the kernel refuses a sum of 100 % (EINVAL).  That of a device with a
 # ceiling of its own is at most 1 / OWN_SHARE, since the device may be idle for long.

@@ -130,7 +130,7 @@ def writebackd_8() -> str:
             "It saves the original settings in a ledger before its first change. If it crashes, is"
             " killed or hangs, a second process restores them within 12.5 s; `writebackctl restore`"
             " works without either. When another process sets a limit, it writes nothing until"
-            " `writebackctl enforce`.",
+            " `writebackctl enforce`, or for a minute if sysctl.d was only applied again.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("SIGNALS"),

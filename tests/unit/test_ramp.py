@@ -162,4 +162,3 @@ def test_the_background_limit_is_a_share_of_the_goal_and_never_above_half_of_the
     assert next_background(400 * MB, 10 * MB, 0.5) == 5 * MB
     assert next_background(4 * MB, 10 * MB, 0.5) == 2 * MB
     assert next_background(10 * MB, 10 * MB, 0.3) == 3 * MB
-    assert next_background(10 * MB, 10 * MB, 0.9) == 5 * MB

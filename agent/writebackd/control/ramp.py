@@ -16,7 +16,6 @@ from writebackd.tuning import (
     AT_ONCE_BYTES,
     AT_ONCE_MOST_BYTES,
     AT_ONCE_S,
-    BACKGROUND_MOST,
     DEADBAND,
     HEADROOM,
 )
@@ -63,12 +62,12 @@ def slowest(estimates: Iterable[Estimate]) -> float:
 
 
 def next_background(limit: int, goal: int, share: float) -> int:
-    """The background limit, bytes: `share` of the goal, at most half of the limit.
+    """The background limit, bytes: `share` of the goal, or of the limit where that is less.
 
     It is a share of the goal even before the limit has come down to the goal, so that everything
     above the goal is written back in the background.
     """
-    return int(min(limit, goal) * min(share, BACKGROUND_MOST))
+    return int(min(limit, goal) * share)
 
 
 def near(goal: int, last: Optional[int]) -> bool:

@@ -166,9 +166,9 @@ class Limits:
         "above a fifth of free memory and page cache."))
     drain_time_s: float = field(metadata=_device_key(TIME, "3s", "0.5s", "60s", doc=
         "Without sync demand the limit is relaxed to what the device drains in this time."))
-    background: float = field(metadata=_key(SHARE, "50%", "1%", "90%", doc=
-        "Background limit (where the flusher starts) as a share of the dirty limit; more than 50% "
-        "counts as 50%."))
+    background: float = field(metadata=_key(SHARE, "50%", "1%", "50%", doc=
+        "Background limit (where the flusher starts) as a share of the dirty limit; above half of "
+        "a small one all writers would sleep at once, for up to 0.8 s."))
     step_up: float = field(metadata=_key(MULTIPLE, "2x", "1.1x", "16x", doc=
         "The limit grows by at most this factor in one step."))
     cooldown_s: float = field(metadata=_key(TIME, "1s", "0s", "10min", doc=
