@@ -394,8 +394,7 @@ def test_who_sleeps_for_dirty_pages_is_named(disk: Scratch, probe: BpfProbe) -> 
         try:
             while asleep_s == 0.0 and time.monotonic() < begun + 60.0:
                 time.sleep(0.2)
-                mine = [task for task in read(probe).tasks if task.pid == child.pid]
-                asleep_s = sum(task.throttled_s for task in mine)
+                asleep_s = sum(t.throttled_s for t in read(probe).tasks if t.pid == child.pid)
             spent = time.monotonic() - begun
         finally:
             child.kill()

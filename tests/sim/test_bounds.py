@@ -31,7 +31,7 @@ def sane(loop: Loop, decision: Decision) -> None:
         assert decision.background_bytes is not None
         # On the way down from where it was found a limit may be above the ceiling.
         assert floor_bytes() <= decision.limit_bytes <= max(bounds.ceiling_bytes, AS_FOUND)
-        assert 0 < decision.background_bytes < decision.limit_bytes
+        assert 0 < decision.background_bytes <= decision.limit_bytes / 2
     if decision.goal_bytes is not None:
         assert floor_bytes() <= decision.goal_bytes <= bounds.ceiling_bytes
     assert decision.reason

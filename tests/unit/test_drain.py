@@ -484,7 +484,7 @@ def test_what_comes_from_one_full_cache_to_the_next_has_drained() -> None:
     # Less than that is the writers', or there is room again.
     less = feed(feed(full, seconds(10, R / 2), QUICK), seconds(1, R), SLOW)
     assert less.drain_rate == R
-    soon = feed(feed(full, seconds(2, 2 * R), QUICK), seconds(0.5, R), SLOW)
+    soon = feed(feed(full, seconds(2, 2 * R), QUICK), seconds(1.5, R), SLOW)
     assert soon.drain_rate == R
     # What fills an empty cache has not drained, nor what came in another flood.
     filled = feed(feed(KNOWN, seconds(10, 2 * R), QUICK), seconds(1, R), SLOW)

@@ -277,10 +277,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             hosts.stop()
 
 
-def instances(found: List[Dict[str, Any]]) -> Set[str]:
-    return {each["metric"]["instance"] for each in found}
-
-
 def test_every_host_is_scraped_without_a_complaint(prometheus: Prometheus) -> None:
     targets = prometheus.get("targets")["activeTargets"]
     assert {each["health"]: each["lastError"] for each in targets} == {"up": ""}

@@ -66,13 +66,12 @@ def read_junit(text: str) -> Tally:
 def check_run(result: Result, report: str) -> None:
     """Fail unless the guest's tests, of which `report` is the JUnit XML, prove something.
 
-    The names of what failed come first, for pytest's summary, and what failed comes last: whoever
-    cuts a long report keeps its end.
+    Names of what failed come first, its text last: who cuts a long report keeps one of them.
     """
     print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
     tally = read_junit(report)
     if not tally.proves or result.returncode:
-        names = [each.partition(":")[0] for each in (*tally.failed, *tally.skipped)]
+        names = [each.partition(": ")[0] for each in (*tally.failed, *tally.skipped)]
         pytest.fail("\n\n".join([
             " ".join(["in the guest:", *names]), result.output.rstrip(),
             f"{tally.passed} passed, exit code {result.returncode}",

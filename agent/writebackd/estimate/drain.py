@@ -241,7 +241,7 @@ def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, fl
     if d.came is None:
         return (replace(d, came=(0.0, 0.0)) if d.full_s else d), r
     seconds, came = d.came[0] + dt_s, d.came[1] + rate * dt_s
-    if seconds >= SHOWN_S and d.full_s:
+    if seconds >= SHOWN_S and 0.0 < d.full_s <= dt_s:
         return replace(d, came=(0.0, 0.0)), max(r, came / seconds)
     # A second of it shows R by its own rate.
     return replace(d, came=(0.0, 0.0) if d.full_s > 1.0 else (seconds, came)), r
