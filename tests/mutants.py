@@ -406,7 +406,7 @@ def path_of(test: str) -> str:
 
 def passes(copy: Path, test: str) -> bool:
     environ = {**os.environ, "PYTHONPATH": str(copy / "agent"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", path_of(test)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", path_of(test)]
     try:
         return not subprocess.run(
             command, cwd=copy, env=environ, capture_output=True, timeout=LIMIT_S, check=False
