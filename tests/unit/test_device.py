@@ -120,6 +120,19 @@ def test_what_is_preferred_halves_or_doubles_the_delay(
     assert basis(want).delay_s is None and want.state is DeviceState.PACE
 
 
+@pytest.mark.parametrize("alone_ms,delay_s,limit", [
+    (None, 16e-3, 4.096), (3.0, 16e-3, 4.096), (7.0, 35e-3, 8.96),
+])  # fmt: skip
+def test_where_a_commit_alone_takes_long_it_is_what_drains_in_five_of_them(
+    alone_ms: Optional[float], delay_s: float, limit: float
+) -> None:
+    seen = flood(baseline_s=alone_ms and alone_ms / 1e3)
+    want, _ = decided(seen)
+    assert want.target_bytes == int(limit * MB) and basis(want).delay_s == pytest.approx(delay_s)
+    strict = replace(OWN, baseline_multiple=3.0)
+    assert decided(seen, own=strict)[0].target_bytes == int(4.096 * MB)
+
+
 def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
     paces = []
     for keep in (0.9, 0.7):

@@ -67,13 +67,6 @@ def test_what_is_no_oscillation(value: Callable[[float], float]) -> None:
     assert reach.swing(made(end=60.0, limits=limits_of(value, 60))) == reach.NONE
 
 
-def test_stall_is_the_worst_of_buffered_writers() -> None:
-    run = {"loads": [{"role": "sync", "stall": 9.0}, {"role": "flood", "stall": 0.4},
-                     {"role": "bystander", "stall": 0.7}, {"role": "bystander", "stall": None}]}
-    assert reach.longest_stall(run) == 0.7
-    assert reach.longest_stall({"loads": [{"role": "flood", "stall": None}]}) is None
-
-
 class Looked:
     def __init__(self) -> None:
         self.looks = 0

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The lab's page: its curves are those of the runs, and it needs nothing else."""
+"""The lab's page: it has the tables of the runs, and needs nothing else."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-import pytest
-
-from html_tree import Tree, corners, paths
+from html_tree import Tree
 from test_lab_score import measured
-from tests.lab.report import plots
-from tests.lab.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from tests.lab.report.evaluation import Check, Contender, Evaluation, Scenario
 from tests.lab.report.page import render
-from tests.lab.report.palette import Palette
 
 MIB = 1 << 20
 NASTY = "<script>alert('&quot;\"')</script>"
@@ -39,8 +34,7 @@ def make_run(contender: str) -> Dict[str, Any]:
                    "fill": each([256 * MIB] * 40, [0] * 40)},
         "events": [{"t": 12.0, "text": "db: mode=writethrough"}]}
     if contender == "agent":
-        run["series"].update(agent_target=[None] * 10 + [2 * MIB] * 30,
-                             agent_fill=each([0.4] * 40, [None] * 40))
+        run["series"].update(agent_target=[2 * MIB] * 40, agent_fill=each([0.4] * 40, [None] * 40))
     return run
 
 
@@ -76,25 +70,6 @@ def test_the_page_has_the_tables_and_the_curves() -> None:
     boxes = {label.whole: "checked" in label.one("input").attrs for label in section.all("label")}
     assert boxes == {"default": True, "static-15M": True, "static-2M": True, "agent": True}
     assert len(list(section.all("figure"))) == 2 + 5 + 4 + 4
-
-
-def test_curves_are_the_series() -> None:
-    evaluation = sample()
-    palette, ones = Palette(evaluation), evaluation.scenarios[0].contenders
-    agent = ones["agent"]
-    (target,) = paths(Tree(plots.limits([agent], palette)[0]).root, "target")
-    # Level at 2 MB from 5.5 s on: one stretch, to the right edge.
-    start = LEFT + 5.5 / 20 * (WIDTH - LEFT - RIGHT)
-    assert corners(target)[0][0] == pytest.approx(start, abs=0.06)
-    assert [x for x, _ in corners(target)][1:] == [WIDTH - RIGHT]
-    (drawn,) = plots.fill([agent], palette)  # nothing is in the other disk's cache
-    half = HEIGHT - BOTTOM - 0.5 / 1.05 * (HEIGHT - TOP - BOTTOM)
-    assert corners(paths(Tree(drawn).root, "true")[0])[-1] == pytest.approx(
-        (WIDTH - RIGHT, half), abs=0.06)
-    p99 = Tree(plots.overlaid([ones["default"], agent], palette)[0]).root
-    (line,) = paths(p99, "agent")
-    assert line.count("M") == 20  # every second sample is unknown
-    assert "12 s db: mode=writethrough" in p99.one("path", "event").whole
 
 
 def test_the_page_needs_nothing_else_and_nothing_in_a_run_becomes_markup() -> None:

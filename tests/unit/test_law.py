@@ -120,6 +120,25 @@ def test_below_0_8_r_it_goes_up_in_proportion_to_twice_the_delay_at_most() -> No
     assert stretched([128.0], held_back=False) == pytest.approx([4.096])
 
 
+def under_commits(write_shares: List[float], **law: object) -> List[float]:
+    """The limits, MB, in seconds in which commits spend so much of their time in write()."""
+    after, limits = replace(LawMemory(4.096 * MB), **law), []  # type: ignore[arg-type]
+    for share in write_shares:
+        seen = flood(drain_rate=R, commit_write_share=share, commit_total_s=1.0)
+        for _ in range(2):
+            after, _ = follow(after, FULL, seen, BOUNDS, True, NOW, DT_S)
+        limits.append((after.limit_bytes or 0.0) / MB)
+    return limits
+
+
+def test_where_commits_sleep_in_write_most_of_the_time_it_is_twice_as_large() -> None:
+    assert under_commits([0.8, 0.8, 0.8]) == pytest.approx([4.096, 4.096, 8.192])
+    assert under_commits([0.7] * 20) == pytest.approx([4.096] * 20)
+    # So it stays until they sleep for less than half of that.
+    assert under_commits([0.4] * 20, stretch=2.0)[-1] == pytest.approx(8.192)
+    assert under_commits([0.35] * 20, stretch=2.0)[-1] == pytest.approx(5.243, rel=1e-3)
+
+
 # ---- 3. R is not known -----------------------------------------------------
 
 

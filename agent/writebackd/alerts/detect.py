@@ -132,13 +132,12 @@ def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory
     elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
         until = sample.time_s + policy.alerts.quiet_s
         # Evidence collected before the gap is out of date.
-        healths = {name: _calmed(health) for name, health in memory.health.items()}
+        healths = {
+            name: replace(health, collapse=None, degraded=None, exhausted=None, stalled_s=0.0)
+            for name, health in memory.health.items()
+        }
         memory = replace(memory, health=healths)
     return memory if until == memory.quiet_until_s else replace(memory, quiet_until_s=until)
-
-
-def _calmed(health: DeviceHealth) -> DeviceHealth:
-    return replace(health, collapse=None, degraded=None, exhausted=None, stalled_s=0.0)
 
 
 def _troubled(health: DeviceHealth) -> bool:

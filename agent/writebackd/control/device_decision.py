@@ -67,7 +67,9 @@ def decide_device(
     bounds = Bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
-        delay_s=PREFER[prefer] * own.allowed_delay_s,
+        # Where a commit alone takes long the disk seeks, and loses as much for each one again.
+        delay_s=PREFER[prefer]
+        * max(own.allowed_delay_s, own.baseline_multiple * (estimate.baseline_s or 0.0) / 2),
         # Its part of the device's `rest`, but no less than the smaller of that and the general one.
         rest_bytes=max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes)),
         spend=min(SPEND[prefer], 1.0 - policy.levers.pace_share),

@@ -6,10 +6,12 @@ about 8 ms takes throughput from the flood; a larger one only makes commits wait
 ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
 
 1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-   While the cache has room the device may take more than R: then 16 ms of what it takes.
+   While the cache has room the device may take more than R: then 16 ms of what it takes.  Where a
+   commit alone takes above 3 ms the disk seeks for it: then in the time of five such commits.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Some hosts need more to keep the disk busy, and at the floor the kernel does.
-   Twice that also where the cache had room for ten seconds: R may be more than is known.
+   Twice that where commits spend 3/4 of their time in write() for three seconds, and not back
+   before it is half of that.  Twice that where the cache had room for ten seconds: R may be more.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -30,6 +32,7 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from writebackd.tuning import (
+    ASLEEP,
     CREEP,
     CUT,
     CYCLE_S,
@@ -41,6 +44,7 @@ from writebackd.tuning import (
     PAYS,
     RISE,
     SEEK,
+    SHOWN_S,
     STRETCH,
 )
 from writebackd.types.copying import replace
@@ -59,11 +63,6 @@ class Bounds:
     rest_bytes: float  # the limit to begin with while R is unknown
     spend: float  # share of R that syncs may cost under a pace
     keep: float  # share of R that a paced flood gets while there is room
-
-
-def is_due(law: LawMemory, now_s: float) -> bool:
-    """Whether the last change has shown its effect."""
-    return now_s - law.written_s >= EVERY_S - 1e-6
 
 
 def follow(
@@ -95,18 +94,23 @@ def follow(
 
 
 def _stretched(law: LawMemory, d: Drain, e: Estimate, r: float, dt_s: float) -> LawMemory:
-    """Whether the limit takes too much from the flood, over whole destage sweeps of an array."""
+    """Whether the limit takes too much from the flood or from the commits, over whole sweeps."""
     if not e.held_back:
         return law
     seconds, written = law.tried[0] + dt_s, law.tried[1] + e.background_rate * dt_s
-    if seconds < CYCLE_S:
-        return replace(law, tried=(seconds, written))
+    slept_s = law.slept_s + (e.commit_write_share or 0.0) * e.commit_total_s
+    commits_s = law.commits_s + e.commit_total_s
+    asleep = slept_s > ASLEEP * commits_s
+    if seconds < (SHOWN_S if asleep else CYCLE_S):
+        return replace(law, tried=(seconds, written), slept_s=slept_s, commits_s=commits_s)
     share, stretch = written / seconds / r, law.stretch
-    if share < LEAST:
+    if asleep:
+        stretch = STRETCH
+    elif share < LEAST:
         stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
-    elif share > (LEAST + FELL) / 2:
+    elif share > (LEAST + FELL) / 2 and slept_s <= ASLEEP * commits_s / 2:
         stretch = max(1.0, stretch * LEAST)
-    return replace(law, stretch=stretch, tried=(0.0, 0.0))
+    return replace(law, stretch=stretch, tried=(0.0, 0.0), slept_s=0.0, commits_s=0.0)
 
 
 def _measured_under(rate: float, bounds: Bounds) -> float:
@@ -127,7 +131,7 @@ def _seek(
         seconds, written = law.tried
         law = replace(law, tried=(seconds + dt_s, written + e.background_rate * dt_s))
     seconds, written = law.tried
-    if not (is_due(law, now_s) and seconds):
+    if now_s - law.written_s < EVERY_S - 1e-6 or not seconds:
         return law, Rule.MEASURE
     rate = written / seconds
     most = _measured_under(rate, bounds)

@@ -167,12 +167,8 @@ def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
         real = files.path(path).resolve()
         if real not in seen:
             seen.add(real)
-            yield from _commands(files, path, "rc.local")
-
-
-def _commands(files: KernelFiles, path: str, source: str) -> Iterator[BootSetting]:
-    for number, line in _lines(files, path):
-        yield from _command(line, source, f"{path}:{number}")
+            for number, line in _lines(files, path):
+                yield from _command(line, "rc.local", f"{path}:{number}")
 
 
 def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:

@@ -205,7 +205,7 @@ class Objective:
         "twice the gap after which syncs recently resumed, at most this."))
     allowed_delay_s: float = field(metadata=_device_key(TIME, "16ms", "1ms", "10s", doc=
         "The limit in a flood beside commits once the drain rate is known: what drains in this "
-        "time."))
+        "time, or in half of `baseline-multiple` unloaded commits if that is longer."))
 
 
 @dataclass(frozen=True)

@@ -286,10 +286,6 @@ def _of_syncs(get: Callable[[Estimate], Number]) -> Callable[[_Row], Optional[Nu
     return lambda row: get(row.estimate) if row.estimate.demand_known else None
 
 
-def _objective(row: _Row) -> Optional[float]:
-    return row.decision.basis.objective_s if row.decision.basis else None
-
-
 # Of a device that is left alone there is no row.
 _STATES = tuple(
     (state, labels_text([("state", state.value)]))
@@ -329,7 +325,7 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_fsync_baseline_seconds", "gauge", "Median fsync of the unloaded device.",
      lambda row: row.estimate.baseline_s),
     ("device_fsync_objective_seconds", "gauge", "Wanted p99 of commits, under demand.",
-     _objective),
+     lambda row: row.decision.basis.objective_s if row.decision.basis else None),
     ("device_fsyncs_inflight", "gauge", "fsyncs that have not returned.",
      _of_syncs(lambda estimate: estimate.fsyncs_inflight)),
     ("device_oldest_fsync_seconds", "gauge", "Age of the oldest fsync that has not returned.",

@@ -52,6 +52,8 @@ class LawMemory:
     written_s: float = float("-inf")  # when it was changed
     sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
     tried: Tuple[float, float] = (0.0, 0.0)  # seconds, and bytes written under this limit in them
+    slept_s: float = 0.0  # in write() in these seconds, of all commits
+    commits_s: float = 0.0  # that they took altogether
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
 
 

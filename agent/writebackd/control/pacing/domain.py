@@ -192,9 +192,6 @@ class PaceTick:
             alone_for_s=memory.alone_for_s + self.sample.dt_s,
         )
 
-    def _objective_s(self) -> float:
-        return min([want.basis.objective_s for want in self.wants if want.basis], default=0.0)
-
     def _full_s(self) -> float:
         """How long the write cache has been full, seconds."""
         return max(self.memory.devices[want.name].drain.full_s for want in self.wants)
@@ -330,7 +327,8 @@ class PaceTick:
         memory, alone = replace(memory, under=Histogram(), under_s=self.now_s), memory.alone
         mean, before = under.mean(), alone.mean()
         p99 = under.quantile(0.99)
-        if mean is None or p99 is None or p99 <= self._objective_s():
+        objective_s = min([want.basis.objective_s for want in self.wants if want.basis], default=0)
+        if mean is None or p99 is None or p99 <= objective_s:
             return memory, ""  # no sync, or the objective is met
         if before is None:
             return memory, "restarted: fsync is first measured with the dirty limit alone"
