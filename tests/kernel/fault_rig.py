@@ -126,6 +126,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = ""
         time.sleep(0.01)
 
 
+def resident_kb(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
 def is_alive(pid: int) -> bool:
     """Not gone, and no zombie that only waits for its parent."""
     try:

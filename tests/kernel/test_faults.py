@@ -40,6 +40,7 @@ from tests.kernel.fault_rig import (
     is_alive,
     kill,
     limits,
+    resident_kb,
     wait_for,
 )
 from tests.kernel.scratch import run
@@ -438,10 +439,6 @@ def loop_nodes() -> Iterator[None]:
 
 def attach(file: Path) -> str:
     return run("losetup", "--find", "--show", str(file))
-
-
-def resident_kb(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 def descriptors_of(pid: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from writebackd.policy import units
 
+from .loads.options import one_of
 from .remains import RigError
 
 PRESETS = Path(__file__).with_name("presets.conf")
@@ -114,21 +115,13 @@ def _yes_no(text: str) -> str:
     return plain
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"'{text}' is none of {', '.join(choices)}")
-        return text
-    return parse
-
-
 _SIZES = ("size", "link", "cache", "read_cache", "rate", "chunk", "bandwidth", "neighbour")
 _SCALED = tuple(key for key in _SIZES if key != "chunk")
 _PARSERS: Dict[str, Callable[[str], str]] = {
     **{field.name: {"int": _natural, "float": _decimal, "bool": _yes_no}.get(str(field.type), _size)
        for field in fields(Disk)},
-    "mode": _one_of("writeback", "writethrough"),
-    "neighbour_kind": _one_of("sequential", "random"),
+    "mode": one_of("writeback", "writethrough"),
+    "neighbour_kind": one_of("sequential", "random"),
 }
 # What only a running disk can be told: to hang, and to fail.
 _COMMANDS: Dict[str, Callable[[str], str]] = {

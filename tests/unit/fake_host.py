@@ -101,6 +101,9 @@ class FakeWatch:
     def tend(self) -> None:
         pass
 
+    def wait(self, seconds: float) -> bool:
+        return True
+
 
 class Rig:
     """A daemon, its host, its clocks: `tick()` is one second."""

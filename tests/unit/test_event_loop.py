@@ -107,7 +107,6 @@ def test_the_end_is_in_the_history(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     rig.daemon._options = replace(rig.daemon._options, interval_s=0.01)
-    monkeypatch.setattr(rig.daemon._watch, "wait", lambda seconds: True, raising=False)
     monkeypatch.setattr(rig.daemon._signals, "catch", lambda: None)
 
     def on_tick(snapshot: Optional[Snapshot]) -> None:

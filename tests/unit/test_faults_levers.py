@@ -415,8 +415,8 @@ def test_an_error_of_the_program_brings_all_home(case: Case) -> None:
     case.take_up()
     case.rig.probe.next = RuntimeError("as if there were a bug")
     with pytest.raises(RuntimeError):
-        case.rig.tick()
-    case.end()
+        case.rig.daemon.run()
+    case.alive = False
     assert case.is_home()
 
 

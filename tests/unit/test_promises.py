@@ -63,10 +63,11 @@ def test_every_promise_has_a_test_where_it_says() -> None:
     assert wrong(page) == []
 
 
-def test_every_promise_with_a_unit_test_has_a_mutant_that_can_be_made() -> None:
-    """`tests/mutants.py` breaks them; of the others the test needs a kernel or a guest."""
-    bare, needs_kernel = mutants.without()
-    assert bare == [] and len(needs_kernel) <= 32
+def test_every_promise_has_a_mutant_that_can_be_made() -> None:
+    """`tests/mutants.py` breaks them, but for those that only a guest shows."""
+    assert [NAME.findall(row) for row in mutants.without()] == [
+        ["test_a_shutdown_drains_for_a_bounded_time"], ["test_cases_hold_under_systemd"],
+    ]  # fmt: skip
     for test, several in mutants.MUTANTS.items():
         for each in several:
             text = (ROOT / "agent/writebackd" / each.file).read_text()

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Type, Union
+from typing import Any, Callable, Dict, Type, Union
 
 from writebackd.policy.units import UnitError, parse_size
 
 from ..remains import RigError
-from .base import Load, Parser
+from .base import Load
 
 
 def whole(text: str) -> int:
@@ -42,7 +42,7 @@ def size_or_auto(text: str) -> Union[int, str]:
     return text if text == "auto" else positive_size(text)
 
 
-def one_of(*choices: str) -> Parser:
+def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(f"'{text}' is none of {', '.join(choices)}")
