@@ -106,10 +106,9 @@ LETS_IN_S = 24e-3
 # and above the mean of LEAST and FELL a smaller one again: below it throughput is worth more than
 # the commits that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9,
 # so CYCLE_S must span one.  STRETCH is the largest factor.
+# So do commits that sleep in write() for more than LEAST of their time: under 1 MB two threads
+# slept 87 to 92 % and four 94 to 98 %; one slept 57 % and was better off there.
 LEAST, CYCLE_S, STRETCH = 0.8, 10.0, 2.0
-# Share of the commits' time.  If they sleep in write() for longer, the limit is too small for them.
-# Under 1 MB two threads slept 87 to 92 % and four 94 to 98 %; one slept 57 % and was right there.
-ASLEEP = 0.75
 # Seconds.  How long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because
 # setting or removing one moves two limits.

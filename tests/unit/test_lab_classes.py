@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -15,8 +14,6 @@ from tests.lab.report.evaluation import Check, Contender
 from tests.lab.report.evaluation import Scenario as Scored
 from writebackd.policy import list_policies
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 
 def test_every_shipped_policy_has_a_class_of_its_own_scenario() -> None:
     assert sorted(BY_POLICY) == sorted(entry.name for entry in list_policies())
@@ -24,12 +21,6 @@ def test_every_shipped_policy_has_a_class_of_its_own_scenario() -> None:
     for each in CLASSES:
         assert contenders.named(each.contender).as_class == each.policy
         scenario.load(each.scenario)
-
-
-@pytest.mark.parametrize("each", CLASSES, ids=[each.policy for each in CLASSES])
-def test_a_policy_says_which_scenario_shows_it(each: Class) -> None:
-    text = (CHECKOUT / "policies" / f"{each.policy}.conf").read_text(encoding="utf-8")
-    assert f"`{each.scenario}`" in text.split("[policy]", 1)[0]
 
 
 # ---- verdicts ----------------------------------------------------------------

@@ -3,15 +3,13 @@
 
 R is what the device writes of a flood for as long as it lasts.  A limit that drains in less than
 about 8 ms takes throughput from the flood; a larger one only makes commits wait for what is queued
-ahead of them.  On the disks that were swept by hand the best fixed limit was 13 to 25 ms of R.  So:
+ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best fixed limit.  So:
 
-1. R known: the limit is what drains in `allowed-delay`, 16 ms: from the first second of a flood.
-   While the cache has room the device may take more than R: then 16 ms of what it takes.  Where a
-   commit alone takes above 3 ms the disk seeks for it: then in the time of five such commits.
+1. R known: what drains in `allowed-delay`, 16 ms, from a flood's first second; in five unloaded
+   commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
-   back towards it.  Some hosts need more to keep the disk busy, and at the floor the kernel does.
-   Twice that where commits spend 3/4 of their time in write() for three seconds, and not back
-   before it is half of that.  Twice that where the cache had room for ten seconds: R may be more.
+   back towards it.  Twice that where commits spend 0.8 of their time in write() for three seconds,
+   and not back before it is half of that, or where the cache had room for ten: R may be more.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -32,7 +30,6 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from writebackd.tuning import (
-    ASLEEP,
     CREEP,
     CUT,
     CYCLE_S,
@@ -51,6 +48,8 @@ from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
 from writebackd.types.device_memory import Drain, LawMemory
 from writebackd.types.estimate import Estimate
+
+_NOTHING = LawMemory().tried
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def follow(
     """A tick of a flood, and the branch that decided."""
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
-        if in_force:
-            law = _stretched(law, d, e, r, dt_s)
+        if in_force and e.held_back:
+            law = _stretched(law, e, r, dt_s)
         takes = r if d.full_s > 0 else max(r, d.rate)
         times = max(law.stretch, SEEK if e.held_back and d.room_s >= CYCLE_S else 1.0)
         knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
@@ -86,31 +85,34 @@ def follow(
             return law, Rule.FILLING
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
-        return replace(law, tried=(0.0, 0.0)), Rule.COMING
+        return replace(law, tried=_NOTHING), Rule.COMING
     most = _measured_under(max(e.background_rate, d.full_rate), bounds)
     if d.full_s > 0 and limit > most:
         return replace(law, limit_bytes=_within(most, bounds), written_s=now_s), Rule.MEASURE
     return _seek(law, e, bounds, now_s, dt_s)
 
 
-def _stretched(law: LawMemory, d: Drain, e: Estimate, r: float, dt_s: float) -> LawMemory:
+def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
     """Whether the limit takes too much from the flood or from the commits, over whole sweeps."""
-    if not e.held_back:
-        return law
-    seconds, written = law.tried[0] + dt_s, law.tried[1] + e.background_rate * dt_s
-    slept_s = law.slept_s + (e.commit_write_share or 0.0) * e.commit_total_s
-    commits_s = law.commits_s + e.commit_total_s
-    asleep = slept_s > ASLEEP * commits_s
+    law = _tried(law, e, dt_s)
+    seconds, written, slept_s, commits_s = law.tried
+    asleep = slept_s > LEAST * commits_s
     if seconds < (SHOWN_S if asleep else CYCLE_S):
-        return replace(law, tried=(seconds, written), slept_s=slept_s, commits_s=commits_s)
+        return law
     share, stretch = written / seconds / r, law.stretch
     if asleep:
         stretch = STRETCH
     elif share < LEAST:
         stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
-    elif share > (LEAST + FELL) / 2 and slept_s <= ASLEEP * commits_s / 2:
+    elif share > (LEAST + FELL) / 2 and slept_s <= LEAST * commits_s / 2:
         stretch = max(1.0, stretch * LEAST)
-    return replace(law, stretch=stretch, tried=(0.0, 0.0), slept_s=0.0, commits_s=0.0)
+    return replace(law, stretch=stretch, tried=_NOTHING)
+
+
+def _tried(law: LawMemory, e: Estimate, dt_s: float) -> LawMemory:
+    slept_s = (e.commit_write_share or 0.0) * e.commit_total_s
+    more = (dt_s, e.background_rate * dt_s, slept_s, e.commit_total_s)
+    return replace(law, tried=tuple(map(sum, zip(law.tried, more))))
 
 
 def _measured_under(rate: float, bounds: Bounds) -> float:
@@ -128,16 +130,14 @@ def _seek(
     """R is not known: the limit up while that brings more, or until it surely lets in R."""
     limit = law.limit_bytes or float(bounds.floor)
     if now_s - law.written_s > EVERY_S / 2:  # the kernel follows the last step by then
-        seconds, written = law.tried
-        law = replace(law, tried=(seconds + dt_s, written + e.background_rate * dt_s))
-    seconds, written = law.tried
+        law = _tried(law, e, dt_s)
+    seconds, written, *_ = law.tried
     if now_s - law.written_s < EVERY_S - 1e-6 or not seconds:
         return law, Rule.MEASURE
     rate = written / seconds
-    most = _measured_under(rate, bounds)
-    pays = rate > PAYS * law.sought_rate and law.sought_rate > 0.0
-    law = replace(law, written_s=now_s, tried=(0.0, 0.0), sought_rate=max(rate, law.sought_rate))
-    if not e.held_back or not (limit < most or pays):
+    pays = rate > PAYS * law.sought_rate > 0.0
+    law = replace(law, written_s=now_s, tried=_NOTHING, sought_rate=max(rate, law.sought_rate))
+    if not e.held_back or not (pays or limit < _measured_under(rate, bounds)):
         return law, Rule.MEASURE
     raised = max(min(SEEK * limit, MOST_S * rate), limit)
     return replace(law, limit_bytes=_within(raised, bounds)), Rule.SEEK
@@ -147,21 +147,17 @@ def follow_pace(
     d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float
 ) -> Tuple[float, Rule]:
     """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
-    share = bounds.spend
-    by, rule = factor(d, r, share, bounds.keep, r / pace)
+    by, rule = factor(d, r, bounds.spend, bounds.keep, r / pace)
     if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
         by = min(by, 1.0 + CREEP * d.room_s**2)
-    by = max(by, (1.0 - share) * r / pace)
+    by = max(by, (1.0 - bounds.spend) * r / pace)
     if by > 1.0 and not e.held_back:
         by, rule = 1.0, Rule.LOOSE
     return by, rule
 
 
 def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:
-    """What a pace is multiplied with, where syncs may cost a `share` of R.
-
-    `lets_in_all` times as large it would let in R.
-    """
+    """What to multiply a pace by; `lets_in_all` times it lets in R, of which syncs get `share`."""
     spent = d.sync_rate * d.price_s
     if d.full_s > 0 or spent > share:
         by = min(max(spent / share, CUT), RISE)

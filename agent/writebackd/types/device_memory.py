@@ -51,9 +51,8 @@ class LawMemory:
     limit_bytes: Optional[float] = None  # None: not begun
     written_s: float = float("-inf")  # when it was changed
     sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
-    tried: Tuple[float, float] = (0.0, 0.0)  # seconds, and bytes written under this limit in them
-    slept_s: float = 0.0  # in write() in these seconds, of all commits
-    commits_s: float = 0.0  # that they took altogether
+    # Under this limit: seconds, bytes written, seconds of commits in write(), and in all.
+    tried: Tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
 
 
