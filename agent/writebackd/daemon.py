@@ -168,7 +168,7 @@ class Daemon:
         self._publisher.open_textfile(self.policies.first.metrics)
         self._signals.catch()
         try:
-            if not self._watch.wait(WATCHER_WAIT_S):
+            if not self._watch.wait(WATCHER_WAIT_S) and self.state.memory.mode is Mode.ENFORCE:
                 log.warning(
                     "Watcher not running; limits will not be restored if this process hangs"
                 )
@@ -193,8 +193,10 @@ class Daemon:
             self._publisher.close()
             self._learned.keep(self.state.memory, time.time())
             self._learned.close(timeout=1.0)
-            ended = f"{self._signals.stop or 'an error'}, on-exit = {self.policy.on_exit}"
-            ended += "" if done else ", which could not be done in full: see the log"
+            ended = self._signals.stop or "an error"
+            if self.state.memory.mode is Mode.ENFORCE or not done:
+                failed = "" if done else ", which could not be done in full: see the log"
+                ended += f", on-exit = {self.policy.on_exit}{failed}"
             self._history.record(Event(time.time(), "stop", text=ended))
             self._history.close(timeout=2.0)
             if self._recorder is not None:

@@ -344,7 +344,7 @@ def test_the_lease_and_who_watches_it() -> None:
     watched = replace(samples.idle(), lease_s=9.6, watcher_pid=4712, leases_lost=1)
     answer = status_json(watched)
     assert answer["lease"] == {"remaining_s": 9.6, "watcher_pid": 4712, "lost": 1}
-    line = "safety   if the daemon dies, pid 4712 restores within 12 s; lease lost "
+    line = "safety   if the daemon dies, pid 4712 restores within 12s; lease lost "
     assert line + "once\n" in render_status(answer)
     assert line + "3 times\n" in render_status(status_json(replace(watched, leases_lost=3)))
     alone = status_json(replace(watched, watcher_pid=None))

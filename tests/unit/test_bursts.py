@@ -238,7 +238,7 @@ def test_without_syncs_the_limits_are_as_found_within_seconds() -> None:
 def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     host = loaded()
     host.run(2, syncs=SYNCS)
-    assert host.reason.startswith("sync demand but no flood")
+    assert host.reason.startswith("no flood; ")
     host.tick()
     host.tick()
     (told,) = host.told[-1][1].devices
@@ -247,7 +247,7 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     assert host.reason == reasons.kept("", False, target, 2.0, 3.0)
     host.run(RELEASED_S - 2)
     (told,) = host.told[-1][1].devices
-    assert told.reason == reasons.ORIGINAL
+    assert told.reason == reasons.without_demand(flooded_lately=False)
     assert told.target_bytes is None
     assert what_next(told).startswith("The original limits stay until there")
     host.run(3, 2 * RATE)

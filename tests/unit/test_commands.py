@@ -366,7 +366,7 @@ def test_limits_that_others_set_while_it_observes_are_told_as_theirs(rig: Rig) -
     rig.tick()
     shown = render_status(rig.status(), 160)
     assert "limit    300M, background 100M" in shown
-    assert "; changed since by another process, enforce starts from there\n" in shown
+    assert "; another process has changed it, enforce will treat its" in shown
     rig.daemon.handle("mode", {"mode": "enforce"}, 0)
     rig.tick()
     assert "before   300M / 100M, in force\n" in render_status(rig.status(), 160)

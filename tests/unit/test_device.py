@@ -210,7 +210,7 @@ def test_without_demand_a_flood_is_relaxed_and_soon_after_it_the_limits_are_as_f
     assert decided(flood(demand=False), burst)[0].rule is Rule.AS_FOUND
     unknown, _ = decided(flood(demand=False, drain_rate=None))
     assert unknown.rule is Rule.AS_FOUND
-    assert unknown.reason == reasons.without_demand(flooded_lately=True) != reasons.ORIGINAL
+    assert unknown.reason == reasons.without_demand(flooded_lately=True)
 
 
 def test_blind_it_never_asks_for_less_than_it_may_begin_with() -> None:

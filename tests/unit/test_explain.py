@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import pytest
 
@@ -19,14 +19,16 @@ from tests.sim.scenarios import BY_NAME
 from writebackd.control import reasons
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.policy import load_policy
-from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
 
 POLICY = load_policy(None, None)
 # control/device_decision.py and control/pacing have words of their own for these.
 PACES = {Rule.CUT, Rule.DEAR, Rule.STEADY, Rule.ROOM, Rule.LOOSE}
 ELSEWHERE = {Rule.AS_FOUND, Rule.RELAXED, Rule.BLIND, Rule.OTHER, *PACES}
-LAWS = sorted(set(Rule) - ELSEWHERE, key=lambda rule: rule.value)
+# In observe mode every branch has the same words.
+LAWS = sorted(set(Rule) - ELSEWHERE - {Rule.OBSERVING}, key=lambda rule: rule.value)
 TARGET = 4 * MIB
 BASIS = Basis(objective_s=20e-3, floor_bytes=MIB, delay_s=16e-3)
 
@@ -70,7 +72,7 @@ def test_the_state_says_where_a_larger_limit_is_tried() -> None:
 def test_no_two_branches_are_told_alike_and_no_other_has_a_state() -> None:
     said = {reasons.law(rule, TARGET, flood(), BASIS) for rule in LAWS}
     assert len(said) == len(LAWS)
-    assert set(reasons.STATES) == set(LAWS)
+    assert set(reasons.STATES) == {*LAWS, Rule.OBSERVING}
 
 
 @pytest.mark.parametrize("target,share,said", [
@@ -95,7 +97,7 @@ def test_missing_the_objective_has_two_prices() -> None:
     )
     assert reasons.law(Rule.KNEE, TARGET, LATE, BASIS).endswith("53 % of 256M/s")
     # At rest nobody pays.
-    assert reasons.law(Rule.REST, TARGET, LATE, BASIS).endswith("the last flood: 4.0M")
+    assert "misses" not in reasons.law(Rule.REST, TARGET, LATE, BASIS)
 
 
 def test_what_the_cache_takes_beside_is_no_gain() -> None:
@@ -128,6 +130,80 @@ def test_what_comes_next_has_the_laws_figures() -> None:
         reasons.next_step(Rule.SEEK)
     )
     assert "3 s with a full write cache" in reasons.next_step(Rule.MEASURE)
+
+
+ENFORCE, OBSERVE = Memory(), Memory(mode=Mode.OBSERVE)
+YIELDED, PINNED = Memory(yielded="sysctl (pid 7) set dirty_bytes=1"), Memory(pin_bytes=TARGET)
+MODES = (ENFORCE, OBSERVE, YIELDED, PINNED)
+
+
+def law_in(rule: Rule) -> Callable[[str], str]:
+    return lambda after: reasons.law(rule, TARGET, LATE, BASIS, after)
+
+
+@pytest.mark.parametrize("said,enforce,else_", [
+    (law_in(Rule.REST), "no flood; 4.0M held while programs commit",
+     "no flood; {} would hold 4.0M while programs commit"),
+    # A price only where the limit that it is of is in force.
+    (law_in(Rule.COMING), "this limit is not in force yet: 4.0M", "{} would set 4.0M"),
+    (law_in(Rule.SEEK), "drain rate unknown, trying a larger limit: 4.0M; p99 40 ms misses 20 ms:"
+     " about 2.0M would meet it and lose up to 53 % of 256M/s", "{} would set 4.0M"),
+    (law_in(Rule.MEASURE), "drain rate unknown, a larger limit did not raise throughput: 4.0M; p99"
+     " 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s",
+     "{} would set 4.0M"),
+    (law_in(Rule.KNEE), "the largest limit allowed, less than what drains in 16 ms at 256M/s: 4.0M;"
+     " p99 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s",
+     "{} would set 4.0M"),
+    (law_in(Rule.FILLING), "write cache has room, and takes more than the drain rate: 4.0M; p99"
+     " 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s",
+     "{} would set 4.0M"),
+    (law_in(Rule.SHORT), "buffered writes got less than 80 % of the drain rate, or no commit was"
+     " slow: 4.0M; p99 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s",
+     "{} would set 4.0M"),
+    (law_in(Rule.FLOOR), "write cache full at the smallest limit allowed: 4.0M; p99 40 ms misses"
+     " 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s", "{} would set 4.0M"),
+    (lambda after: reasons.kept("WHY", True, TARGET, 2.0, 3.0, after),
+     "WHY; last fsync 2s ago, limit kept for 3s more",
+     "WHY; last fsync 2s ago, limit would be kept for 3s more"),
+    (lambda after: reasons.kept("WHY", False, TARGET, 2.0, 3.0, after),
+     "last fsync 2s ago, no flood now: 4.0M kept for 3s more",
+     "last fsync 2s ago, no flood now: {} would keep 4.0M for 3s"),
+    (lambda after: reasons.without_demand(False, after),
+     "no sync demand and no flood: original limits",
+     "no sync demand and no flood: no limit needed"),
+    (lambda after: reasons.without_demand(True, after),
+     "no sync demand, drain rate unknown: original limits",
+     "no sync demand, drain rate unknown: no limit needed"),
+    (lambda after: reasons.relaxed(768 * MIB, 256.0 * MIB, 3.0, after),
+     "no sync demand: 768M, which drains in 3s at 256M/s",
+     "no sync demand: {} would set 768M, which drains in 3s at 256M/s"),
+    (lambda after: reasons.blind(None, None, 30.0, after),
+     "fsync latency is not visible, no flood: original limits",
+     "fsync latency is not visible, no flood: no limit needed"),
+    (lambda after: reasons.blind(TARGET, None, 30.0, after),
+     "fsync latency is not visible, a flood ended less than 30s ago: 4.0M",
+     "fsync latency is not visible, a flood ended less than 30s ago: {} would set 4.0M"),
+    (lambda after: reasons.blind(TARGET, 256.0 * MIB, 30.0, after),
+     "fsync latency is not visible, a flood of 256M/s: 4.0M",
+     "fsync latency is not visible, a flood of 256M/s: {} would set 4.0M"),
+])  # fmt: skip
+def test_each_sentence_claims_in_each_mode_only_what_is_done(
+    said: Callable[[str], str], enforce: str, else_: str
+) -> None:
+    told = [said(reasons.unset(memory, "sda")) for memory in MODES]
+    # Of a yield `enforce` is the end as well, of a pin `release`.
+    assert told == [enforce, *(else_.format(verb) for verb in ("enforce", "enforce", "release"))]
+
+
+def test_a_pin_or_a_drain_holds_no_limit_in_observe_mode() -> None:
+    assert reasons.pinned(PINNED) == "pinned"
+    assert reasons.pinned(OBSERVE) == "pinned; enforce would set this limit"
+    assert reasons.draining(ENFORCE) == "draining: limit is at its floor until the drain ends"
+    assert reasons.draining(OBSERVE) == (
+        "draining: enforce would keep the limit at its floor until the drain ends"
+    )
+    drained = Memory(draining=("sda",))
+    assert [reasons.unset(drained, name) for name in ("sda", "sdb")] == ["release", ""]
 
 
 # ---- control/explain.py ----------------------------------------------------

@@ -49,9 +49,10 @@ def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None
     _, seen, device = observed()
     assert (device.rule, device.state) == (Rule.OBSERVING, DeviceState.GUARD)
     assert device.target_bytes is not None
-    assert device.reason == f"observing: would set {formats.size(device.target_bytes)}"
-    said = what_next(device, POLICY.objective)
-    assert said.startswith("Nothing is set in observe mode") and "writebackctl enforce" in said
+    assert device.reason == f"enforce would set {formats.size(device.target_bytes)}"
+    assert what_next(device, POLICY.objective, "in observe mode") == (
+        "Nothing is set in observe mode."
+    )
     assert device.reason in explain(device, seen)
     judged = reasons.judged(seen, device.basis)
     assert judged is not None and not judged.met

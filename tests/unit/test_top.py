@@ -227,7 +227,7 @@ def test_a_frame_tells_when_it_was_and_where_help_is() -> None:
 
 def test_a_part_of_a_window_has_what_counts() -> None:
     text = "\n".join(drawn(filled(ticks=2), 60, 20))
-    assert re.search(r"DEVICE +STATE +commit/s +p99 ms +writes +target +cache", text)
+    assert re.search(r"DEVICE +STATE +commit/s +p99 ms +writes +limit +cache", text)
     assert re.search(r"sda +guard +1523 +[\d.]+ +248M +1.9M +59 %", text)
     assert "of the limit" in text and "4711" in text
 

@@ -74,7 +74,11 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     culprits, limit, tick = culprits_of(incident, cause), "", view.tick
     setters: Tuple[Culprit, ...] = ()
     if cause is Cause.THROTTLED_WRITER:
-        limit = messages.limit(tick.sample.vm.threshold_bytes, tick.core)
+        cap = tick.core.caps.get(view.name)
+        own = cap is not None and cap.in_force and tick.protects
+        limit = messages.limit(
+            cap.bytes if cap is not None and own else tick.sample.vm.threshold_bytes, tick.core
+        )
         setters = writers([each for each in tick.core.intrusions if each.write.is_limit])
     tick.tell(alert_of(
         incident, view, health, AlertName.COLLAPSE, cause,

@@ -49,7 +49,7 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
         else:
             good_s = max(0.0, active.good_s - GOOD_TAKEN * tick.sample.dt_s)
         if good_s < rules.resolve_after_s or now_s - active.raised_s < rules.hold_s:
-            alert = messages.gone(active.alert) if gone else active.alert
+            alert = messages.gone(active.alert) if gone else _done_now(active.alert, tick)
             standing[key] = replace(active, alert=alert, good_s=good_s)
     for key, alert in raised.items():
         if key not in standing:
@@ -59,6 +59,15 @@ def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key
         if any((worse.value, on) in standing for worse in _WORSE.get(name, ())):
             del standing[name, on]
     return standing
+
+
+def _done_now(alert: Alert, tick: TickView) -> Alert:
+    """The alert with what is done now: mode and limit may have changed since it was raised."""
+    if alert.device is None or alert.cause not in messages.LIMITED:
+        return alert
+    return replace(alert, done=messages.done(
+        alert.device, alert.cause, tick.decision, tick.core, tick.in_force
+    ))  # fmt: skip
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:

@@ -109,9 +109,13 @@ _ADVICE = {
 _GONE = "nothing, the disk is gone: check the kernel log, the cable and the path"
 
 
+# Causes that a dirty limit holds.
+LIMITED = (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER)
+
+
 def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
-    if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
+    if cause not in LIMITED:
         why = "cause unknown" if cause is Cause.UNKNOWN else "not caused by dirty pages"
         return f"{why}: {_ADVICE.get(cause, 'see the runbook')}"
     if memory.mode is Mode.OBSERVE:

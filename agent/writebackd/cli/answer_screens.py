@@ -50,7 +50,7 @@ def _limit_title(why: Answer) -> str:
     policy = clean(why["policy"]) + in_window(why.get("window"))
     now = formats.size(limit["threshold_bytes"])
     if limit["limit_bytes"] is None:
-        return f"limit {now}, original ({why['mode']}, policy {policy})"
+        return f"limit {now}, not set by writebackd ({why['mode']}, policy {policy})"
     if why["mode"] == "observe":
         goal = formats.size(limit["goal_bytes"])
         return f"limit {now}; enforce would set {goal} (policy {policy})"

@@ -100,7 +100,7 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     lines += labelled("limit", limit_line(status), width)
     before = _before_line(status["limits"])
     if status["mode"] == "observe" and status["limits"]["files"] != status["limits"]["original"]:
-        before += "; changed since by another process, enforce starts from there"
+        before += "; another process has changed it, enforce will treat its value as the original"
     lines += labelled("before", before, width)
     for number, line in enumerate(lever_lines(status["levers"])):
         lines += labelled("" if number else "levers", line, width)
@@ -123,7 +123,8 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     if status["rivals"]:
         lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
     lease = status["lease"]
-    if lease["watcher_pid"] is not None:
+    sets = status["mode"] == "enforce" and status["off"] is None and status["yielded"] is None
+    if sets and lease["watcher_pid"] is not None:
         lines += labelled("safety", _safety_line(lease), width)
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
@@ -174,7 +175,8 @@ def _lever_value(lever: Answer, value: Optional[int]) -> str:
 
 def _safety_line(lease: Answer) -> str:
     within = (lease["remaining_s"] or 0.0) + _WATCHER_S
-    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within {within:.0f} s"
+    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within"
+    text += f" {formats.duration(round(within))}"
     if not lease["lost"]:
         return text
     times = "once" if lease["lost"] == 1 else f"{lease['lost']} times"

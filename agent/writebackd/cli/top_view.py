@@ -155,7 +155,7 @@ class View:
             *(((f"p99, last {spark}" if spark >= 12 else "p99", spark, False),) if spark else ()),
             ("writes", 6, True),
             *((("drain", 5, True),) if spark else ()),
-            ("target", 6, True),
+            ("limit", 6, True),
             ("cache", 5, True),
         ):
             _column(table, name, size, right)
@@ -188,7 +188,7 @@ class View:
         cells.append(Text(formats.size(device["write_rate"])))
         cells += [Text(formats.size(device["drain_rate"]))] * bool(spark)
         return [
-            *cells, Text(formats.size(device["target_bytes"])), Text(formats.percent(fill))
+            *cells, Text(formats.size(device["limit_bytes"])), Text(formats.percent(fill))
         ]
 
     def sparkline(self, points: Iterable[Optional[float]]) -> str:

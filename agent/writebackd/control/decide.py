@@ -18,7 +18,7 @@ from writebackd.policy.schema import Policy
 from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, Retry, Stuck, Trial
-from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import ForeignWrite, Intrusion
@@ -107,7 +107,7 @@ def _wants(
             estimates[name],
             memory.devices[name],
             most,
-            memory.mode is Mode.OBSERVE,
+            reasons.unset(memory, name),
             held_at.get(name),
         )
         wants.append(want)
@@ -116,7 +116,7 @@ def _wants(
         wants = [_override(want, DeviceState.YIELDED, None, reasons.YIELDED) for want in wants]
     elif memory.pin_bytes is not None:
         wants = [
-            _override(want, DeviceState.PINNED, memory.pin_bytes, reasons.PINNED)
+            _override(want, DeviceState.PINNED, memory.pin_bytes, reasons.pinned(memory))
             for want in wants
         ]
     return wants, remembered
@@ -143,7 +143,7 @@ def _goal(
     if raised is not None:
         limit = raised
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
-    held = held and limit is None and memory.yielded is None
+    held = held and limit is None and not reasons.unset(memory, "")
     if held:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         limit, reason = memory.limit_bytes, reasons.RESTARTED
@@ -340,10 +340,9 @@ def _at_the_floor(
         if device.name in memory.draining:
             own = policy.for_device(device.name, device.devno, device.driver)
             floors[device.name] = max(own.floor_bytes, least)
+    why = reasons.draining(memory)
     return [
-        replace(
-            _override(want, DeviceState.PINNED, floors[want.name], reasons.DRAINING), demand=True
-        )
+        replace(_override(want, DeviceState.PINNED, floors[want.name], why), demand=True)
         if want.name in floors and want.state is not DeviceState.EXCLUDED else want
         for want in wants
     ]
@@ -402,7 +401,7 @@ def _arbitrate(
     if memory.yielded is not None:
         return None, memory.yielded, None
     if memory.pin_bytes is not None:
-        return memory.pin_bytes, reasons.PINNED, None
+        return memory.pin_bytes, reasons.pinned(memory), None
     needs = [(w.target_bytes, w.name) for w in wants if w.demand and w.target_bytes is not None]
     if needs:
         target, name = min(needs)
@@ -411,4 +410,4 @@ def _arbitrate(
     if bounds:
         target, name = max(bounds)
         return target, reasons.loosest(name), name
-    return None, reasons.ORIGINAL, None
+    return None, reasons.without_demand(flooded_lately=False), None

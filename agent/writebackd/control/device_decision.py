@@ -42,14 +42,14 @@ def decide_device(
     estimate: Estimate,
     memory: DeviceMemory,
     most_bytes: Optional[int] = None,
-    observing: bool = False,
+    after: str = "",
     pace: Optional[float] = None,
 ) -> Tuple[DeviceDecision, DeviceMemory]:
     """The limit the device needs, and its memory updated by the law.
 
     `least_bytes` is the result of kernel_floor_bytes, `in_force` the limit the kernel applies now,
-    `most_bytes` the largest limit that memory allows (None: not known).  `observing` means that the
-    limit is never set.  `pace` is the sum of the flood's io.max rates, None if it is not paced.
+    `most_bytes` the largest limit that memory allows (None: not known).  `after` is the verb of
+    reasons.unset().  `pace` is the sum of the flood's io.max rates, None if it is not paced.
     """
     floor = max(own.floor_bytes, least_bytes)
     ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
@@ -58,9 +58,9 @@ def decide_device(
         # A flood first fills memory, which is invisible until the flusher writes.  If the limit
         # rose in each such pause, gigabytes would become dirty every time.
         lately = now_s - memory.last_flood_s <= WAVE_S
-        return _blind(policy, own, floor, ceiling, estimate, lately), memory
+        return _blind(policy, own, floor, ceiling, estimate, lately, after), memory
     if not estimate.demand:
-        return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
+        return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s), after), memory
     # The law of each device sees the device's part of the shared limit.
     share = estimate.limit_share
     prefer = policy.objective.prefer
@@ -85,7 +85,7 @@ def decide_device(
     else:
         own_limit, d = is_in_force(int(in_force * share), memory), memory.drain
         law, rule = follow(law, d, estimate, bounds, own_limit, now_s, dt_s)
-        if observing and rule is Rule.COMING:
+        if after and rule is Rule.COMING:
             rule = Rule.OBSERVING
         if estimate.drain_rate is None:
             before = memory.law.limit_bytes or 0.0
@@ -101,7 +101,7 @@ def decide_device(
         delay_s=bounds.delay_s if pace is None else None,
     )
     if pace is None:
-        reason = reasons.law(rule, target, estimate, basis)
+        reason = reasons.law(rule, target, estimate, basis, after)
     else:
         spent = memory.drain.sync_rate * memory.drain.price_s
         reason = reasons.cost(estimate.drain_rate or pace, spent, bounds.spend)
@@ -109,8 +109,10 @@ def decide_device(
     over_s = now_s - last_s
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
-        reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s)
+        reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s, after)
     state = reasons.STATES.get(rule, DeviceState.PACE)
+    if after and state is DeviceState.PROBE:
+        state = DeviceState.GUARD  # nothing is tried
     if rule is Rule.FLOOR and reasons.wait_s(estimate) > (basis.objective_s or 0.0):
         state = DeviceState.EXHAUSTED
     want = _decision(
@@ -135,22 +137,23 @@ def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
 
 
 def _idle(
-    own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+    own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool, after: str
 ) -> DeviceDecision:
     if not lately or estimate.drain_rate is None:
-        reason = reasons.without_demand(lately)
+        reason = reasons.without_demand(lately, after)
         return _decision(estimate, DeviceState.IDLE, None, reason, rule=Rule.AS_FOUND)
     target = _clamp(estimate.drain_rate * own.drain_time_s, floor, ceiling)
-    reason = reasons.relaxed(target, estimate.drain_rate, own.drain_time_s)
+    reason = reasons.relaxed(target, estimate.drain_rate, own.drain_time_s, after)
     return _decision(estimate, DeviceState.IDLE, target, reason, rule=Rule.RELAXED)
 
 
 def _blind(
-    policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+    policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool,
+    after: str,
 ) -> DeviceDecision:
     """If fsync is not visible, assume that somebody syncs during a flood and shortly after it."""
     if not (estimate.flooded or lately):
-        reason = reasons.blind(None, None, WAVE_S)
+        reason = reasons.blind(None, None, WAVE_S, after)
         return _decision(estimate, DeviceState.BLIND, None, reason, rule=Rule.BLIND)
     wanted = float(own.rest_bytes)
     if estimate.drain_rate is not None:
@@ -158,7 +161,7 @@ def _blind(
         wanted = max(estimate.drain_rate * own.allowed_delay_s, least)
     target = _clamp(wanted, floor, ceiling)
     rate = estimate.background_rate if estimate.flooded else None
-    reason = reasons.blind(target, rate, WAVE_S)
+    reason = reasons.blind(target, rate, WAVE_S, after)
     return _decision(estimate, DeviceState.BLIND, target, reason, rule=Rule.BLIND, demand=True)
 
 

@@ -43,12 +43,17 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
     return f"MISSES OBJECTIVE: {judgement.text}{floor}"
 
 
-def what_next(decision: DeviceDecision, objective: Optional[Objective] = None) -> str:
+def what_next(
+    decision: DeviceDecision, objective: Optional[Objective] = None, unset: str = ""
+) -> str:
     """What happens next, and on what it depends.
 
-    `objective` is that of the policy in force; without it the text has no numbers of it.
+    `objective` is that of the policy in force; without it the text has no numbers of it. `unset`
+    says in which state of the daemon nothing is set, whatever it decides.
     """
     words = _NEXT.get(decision.state)
+    if unset and decision.state is not DeviceState.EXCLUDED:
+        return f"Nothing is set {unset}."
     if words is None and decision.rule is not Rule.OTHER:
         text = reasons.next_step(decision.rule)
         return f"{text[0].upper()}{text[1:]}."

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The texts of decisions: for each rule of the law the reason, and what happens next."""
+"""The texts of decisions: for each rule of the law the reason, and what happens next.
+
+Where the law's limit is not set, `after` is the verb that would set it, and a text says "would".
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import formats
 from writebackd.tuning import CYCLE_S, LEAST, PAYS, SEEK, SHOWN_S, STRETCH
-from writebackd.types.core_memory import Trial
-from writebackd.types.decision import Basis, DeviceState, Rule
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Basis, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
 
 STATES: Mapping[Rule, DeviceState] = {
@@ -20,14 +23,10 @@ STATES: Mapping[Rule, DeviceState] = {
 
 # The reason, without figures, and what the law does next.
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
-    Rule.REST: ("sync demand but no flood, keeping the limit of the last flood",
-                "this limit holds from the first second of the next flood"),
+    Rule.REST: ("no flood", "this limit holds from the first second of the next flood"),
     Rule.COMING: ("this limit is not in force yet",
                   "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),
-    Rule.OBSERVING: ("observing: would set",
-                     "nothing is set in observe mode; after `writebackctl enforce` the effect of"
-                     " this limit is measured"),
     Rule.SEEK: ("drain rate unknown, trying a larger limit",
                 f"the limit is multiplied by {SEEK:g} as long as that raises throughput by"
                 f" {formats.percent(PAYS - 1)}"),
@@ -45,10 +44,16 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
 }
 
 YIELDED = "yielded: another process set the limits"
-PINNED = "pinned"
-DRAINING = "draining: the limit is at its floor until the drain ends"
-ORIGINAL = "no sync demand and no flood: original limits"
 RESTARTED = "just restarted: keeping the previous limit"
+
+
+def pinned(memory: Memory) -> str:
+    return "pinned" if memory.mode is Mode.ENFORCE else "pinned; enforce would set this limit"
+
+
+def draining(memory: Memory) -> str:
+    limit = "limit is" if memory.mode is Mode.ENFORCE else "enforce would keep the limit"
+    return f"draining: {limit} at its floor until the drain ends"
 
 
 # The reason for the pace of a flood held by io.max.
@@ -107,15 +112,25 @@ def longest(estimate: Estimate) -> str:
 # ---- a device's target -----------------------------------------------------
 
 
-def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
+def unset(memory: Memory, device: str) -> str:
+    """The verb after which the law's limit would be set; empty while it is."""
+    if memory.mode is Mode.OBSERVE or memory.yielded is not None:
+        return "enforce"
+    return "release" if memory.pin_bytes is not None or device in memory.draining else ""
+
+
+def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis, after: str = "") -> str:
     """Why the limit is `target_bytes`, and what it would cost to meet a missed objective."""
-    if rule is Rule.OBSERVING:
-        return f"{_WORDS[rule][0]} {formats.size(target_bytes)}"
-    words = _WORDS[rule][0]
-    if rule is Rule.KNEE:
-        words = _drains(target_bytes, estimate, basis)
-    words += f": {formats.size(target_bytes)}"
-    return words if rule is Rule.REST else words + trade(target_bytes, estimate, basis)
+    size = formats.size(target_bytes)
+    if rule is Rule.REST:
+        held = f"{after} would hold {size}" if after else f"{size} held"
+        return f"{_WORDS[rule][0]}; {held} while programs commit"
+    if after:
+        return f"{after} would set {size}"
+    words = _drains(target_bytes, estimate, basis) if rule is Rule.KNEE else _WORDS[rule][0]
+    # What commits wait for under another limit says nothing of the price of this one.
+    price = "" if rule is Rule.COMING else trade(target_bytes, estimate, basis)
+    return f"{words}: {size}{price}"
 
 
 def _drains(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
@@ -127,7 +142,7 @@ def _drains(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
         return f"the largest limit allowed, less than what {drains}"
     if target_bytes > 1.01 * exact:
         return f"the smallest limit allowed, more than what {drains}"
-    if estimate.limit_share < 1.0:
+    if estimate.limit_share < 0.99:
         drains += f", as {formats.percent(estimate.limit_share)} of the limit"
     return f"what {drains}"
 
@@ -163,37 +178,48 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     )
 
 
-def kept(reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: float) -> str:
+def kept(
+    reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: float, after: str = ""
+) -> str:
     """Add to `reason` that the last sync was `over_s` ago and the limit stays for `left_s`."""
-    over = f"no sync for {formats.duration(over_s)}"
-    stays = f"kept for {formats.duration(max(0.0, left_s))} more"
+    over, left = f"last fsync {formats.duration(over_s)} ago", formats.duration(max(0.0, left_s))
+    size = formats.size(target_bytes)
     if flooded:
-        return f"{reason}; {over}, limit {stays}"
-    return f"{over} and no flood: {formats.size(target_bytes)} {stays}"
+        return f"{reason}; {over}, limit {'would be ' if after else ''}kept for {left} more"
+    keeps = f"{after} would keep {size} for {left}" if after else f"{size} kept for {left} more"
+    return f"{over}, no flood now: {keeps}"
 
 
-def without_demand(flooded_lately: bool) -> str:
-    """Why a device without sync demand keeps the original limits."""
-    if flooded_lately:
-        return "no sync demand, drain rate unknown: original limits"
-    return ORIGINAL
+def without_demand(flooded_lately: bool, after: str = "") -> str:
+    """Why a device without sync demand needs no limit."""
+    why = ", drain rate unknown" if flooded_lately else " and no flood"
+    return f"no sync demand{why}: {'no limit needed' if after else 'original limits'}"
 
 
-def relaxed(target_bytes: int, drain_rate: float, seconds: float) -> str:
+def relaxed(target_bytes: int, drain_rate: float, seconds: float, after: str = "") -> str:
     return (
-        f"no sync demand: {formats.size(target_bytes)}, which drains in {seconds:g} s at"
-        f" {formats.size(drain_rate)}/s"
+        f"no sync demand: {_wanted(target_bytes, after)}, which drains in"
+        f" {formats.duration(seconds)} at {formats.size(drain_rate)}/s"
     )
 
 
-def blind(target_bytes: Optional[int], flood_rate: Optional[float], hold_s: float) -> str:
+def blind(
+    target_bytes: Optional[int], flood_rate: Optional[float], hold_s: float, after: str = ""
+) -> str:
     """`flood_rate`: None where a flood ended less than `hold_s` ago, or none was."""
+    unseen = "fsync latency is not visible"
     if target_bytes is None:
-        return "fsync latency is not visible, no flood: original limits"
-    flood = f"a flood ended less than {hold_s:g} s ago"
+        return f"{unseen}, no flood: {'no limit needed' if after else 'original limits'}"
+    flood = f"a flood ended less than {formats.duration(hold_s)} ago"
     if flood_rate is not None:
         flood = f"a flood of {formats.size(flood_rate)}/s"
-    return f"fsync latency is not visible, {flood}: {formats.size(target_bytes)}"
+    return f"{unseen}, {flood}: {_wanted(target_bytes, after)}"
+
+
+def _wanted(target_bytes: int, after: str) -> str:
+    return f"{after} would set {formats.size(target_bytes)}" if after else (
+        formats.size(target_bytes)
+    )
 
 
 # ---- the limit of the host -------------------------------------------------
@@ -221,7 +247,7 @@ def small_share(cgroup: str, bytes_: float) -> str:
 
 
 def raised(limit_bytes: int, bytes_: float) -> str:
-    return f"raised to {formats.size(limit_bytes)}, of which it gets {formats.size(bytes_)}"
+    return f"{formats.size(limit_bytes)} instead, of which it gets {formats.size(bytes_)}"
 
 
 def not_raised(others: Optional[str]) -> str:

@@ -44,7 +44,7 @@ def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample
 
 def device_row(
     sample: DeviceSample, decision: DeviceDecision, estimate: Estimate,
-    backings: Sequence[Backing] = (),
+    limit_bytes: int, backings: Sequence[Backing] = (),
 ) -> Json:
     device = sample.device
     said = next((each for each in backings if each.mode or each.protection), None)
@@ -58,6 +58,7 @@ def device_row(
         "state": decision.state.value,
         "reason": decision.reason,
         "decision_id": decision.decision_id,
+        "limit_bytes": limit_bytes,
         "target_bytes": decision.target_bytes,
         "objective_s": decision.basis.objective_s if decision.basis else None,
         "inflight": sample.inflight,

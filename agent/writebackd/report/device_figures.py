@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.types.decision import Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample
@@ -25,11 +24,11 @@ class Figures:
     wall_s: float  # of its beginning
     span_s: float
     device: str
-    limit_bytes: float  # in force, mean
+    limit_bytes: float  # in force for the device, mean
     found_bytes: float  # the limit as found, which would be in force without the agent
     write_rate: float
     flooded_s: float = 0.0  # of the span
-    ours_s: float = 0.0  # of the span: with a limit of the agent's in force
+    ours_s: float = 0.0  # of the span: with a limit of the agent's in force for the device
     target_bytes: Optional[float] = None  # the device's own, at the end
     drain_rate: Optional[float] = None  # at the end
     fill_share: Optional[float] = None  # of the write cache, the most
@@ -149,6 +148,9 @@ class Collector:
     def _begin(self) -> None:
         self._sums: Dict[str, _Sum] = {}
         self._span_s = self._ours_s = self._limit = 0.0
+        # By device with a limit of its own: how much it is above the host's, and for how long it
+        # is the agent's while the host's is not.
+        self._own: Dict[str, Tuple[float, float]] = {}
 
     def add(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
         """The rows that this tick completes, usually none."""
@@ -156,8 +158,14 @@ class Collector:
         dt_s = sample.dt_s
         self._span_s += dt_s
         self._limit += sample.vm.threshold_bytes * dt_s
-        if _ours(snapshot):
+        ours = _ours(snapshot)
+        if ours:
             self._ours_s += dt_s
+        for name in snapshot.memory.caps:
+            above = snapshot.limit_of(name) - sample.vm.threshold_bytes
+            if above:
+                before, ours_s = self._own.get(name, (0.0, 0.0))
+                self._own[name] = before + above * dt_s, ours_s + (0.0 if ours else dt_s)
         for seen in sample.devices:
             sync = seen.sync
             if not (seen.write_bytes or (sync is not None and (sync.inflight or sync.count))):
@@ -183,16 +191,17 @@ class Collector:
             decision = decided.get(name)  # None: it is gone by now
             basis = decision.basis if decision is not None else None
             visible = each.throttled_s is not None
+            above, own_s = self._own.get(name, (0.0, 0.0))
             rows.append(
                 Figures(
                     wall_s=snapshot.sample.wall_s - span_s,
                     span_s=span_s,
                     device=name,
-                    limit_bytes=self._limit / span_s,
+                    limit_bytes=(self._limit + above) / span_s,
                     found_bytes=float(original),
                     write_rate=each.written / span_s,
                     flooded_s=each.flooded_s,
-                    ours_s=self._ours_s,
+                    ours_s=self._ours_s + own_s,
                     target_bytes=decision.target_bytes if decision is not None else None,
                     drain_rate=each.last.drain_rate,
                     fill_share=each.fill,
@@ -213,8 +222,6 @@ def _ours(snapshot: Snapshot) -> bool:
     return (
         # What the limits as found are cut to in a trial is not what the agent would set.
         not (trial is not None and trial.original)
-        and snapshot.mode is Mode.ENFORCE
-        and snapshot.off is None
-        and snapshot.memory.yielded is None
+        and snapshot.sets_limits
         and snapshot.decision.limit_bytes is not None
     )

@@ -50,7 +50,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
                 wall_s,
                 "action",
                 decision_id=now.decision.decision_id if action.lever in LIMITS else None,
-                limit_bytes=now.decision.limit_bytes,
+                limit_bytes=_limit(now),
                 background_bytes=now.decision.background_bytes,
                 text=f"{verb}{action.lever} {action.old} -> {action.new}{failed}",
             )
@@ -99,6 +99,13 @@ def _is_dry(snapshot: Snapshot) -> bool:
     return snapshot.mode is Mode.OBSERVE or snapshot.off is not None
 
 
+def _limit(now: Snapshot, device: Optional[str] = None) -> Optional[int]:
+    """The limit of this decision, the device's own where it has one; else the one in force."""
+    in_force = now.limit_of(device)
+    own = in_force != now.sample.vm.threshold_bytes
+    return in_force if own or not now.sets_limits else now.decision.limit_bytes
+
+
 def _decision(now: Snapshot, decision: DeviceDecision) -> Event:
     estimate = now.estimates[decision.name]
     return Event(
@@ -107,7 +114,7 @@ def _decision(now: Snapshot, decision: DeviceDecision) -> Event:
         device=decision.name,
         decision_id=decision.decision_id,
         state=decision.state.value,
-        limit_bytes=now.decision.limit_bytes,
+        limit_bytes=_limit(now, decision.name),
         background_bytes=now.decision.background_bytes,
         target_bytes=decision.target_bytes,
         drain_rate=estimate.drain_rate,

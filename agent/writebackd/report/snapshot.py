@@ -107,6 +107,17 @@ class Snapshot:
     standing: Optional[Standing] = None
 
     @property
+    def sets_limits(self) -> bool:
+        """Whether decisions are carried out."""
+        enforces = self.mode is Mode.ENFORCE and self.off is None
+        return enforces and self.memory.yielded is None
+
+    def limit_of(self, device: Optional[str]) -> int:
+        """The dirty limit that holds for a device: its own where it has one, else the host's."""
+        cap = self.memory.caps.get(device or "") if self.sets_limits else None
+        return cap.bytes if cap is not None and cap.in_force else self.sample.vm.threshold_bytes
+
+    @property
     def decisions(self) -> Mapping[str, DeviceDecision]:
         """By device name."""
         return {each.name: each for each in self.decision.devices}

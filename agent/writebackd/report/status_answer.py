@@ -75,7 +75,7 @@ def status_json(snapshot: Snapshot) -> Json:
             {
                 **device_row(
                     each, decisions[each.device.name], snapshot.estimates[each.device.name],
-                    backings.get(each.device.name, ()),
+                    snapshot.limit_of(each.device.name), backings.get(each.device.name, ()),
                 ),
                 "time_to_clean_s": finite(clean.devices.get(each.device.name)),
                 "counters": _counters(snapshot.totals.devices.get(each.device.name)),
@@ -168,7 +168,8 @@ def _warnings(snapshot: Snapshot) -> List[str]:
         if not action.ok:
             lines.append(f"cannot set {action.lever} to {action.new}: {action.error}")
     lines.extend(sample.errors)
-    if snapshot.lease_s is not None and snapshot.watcher_pid is None:
+    unwatched = snapshot.lease_s is not None and snapshot.watcher_pid is None
+    if unwatched and snapshot.sets_limits:
         lines.append("no watcher: limits will not be restored if the daemon hangs")
     if snapshot.history_dropped:
         lines.append(

@@ -83,7 +83,7 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
         named = "; ".join(
             f"{name} {text}{_lasts(snapshot, seen.missing[name])}" for name, text in late[:_NAMED]
         )
-        text = f"{named}{_more(late[_NAMED:])}, {_limit(snapshot)}"
+        text = f"{named}{_more(late[_NAMED:])}, {_limit(snapshot, late[0][0])}"
         return VerdictCode.MISSES_OBJECTIVE, late[0][0], text
     if snapshot.off is not None:
         return VerdictCode.OFF, None, f"{snapshot.off} exists, original limits"
@@ -115,7 +115,7 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
         return VerdictCode.PINNED, device, f"draining {names}; {well}"
     if snapshot.mode is Mode.OBSERVE:
         return VerdictCode.OBSERVING, device, f"no limit is written; {well}"
-    return VerdictCode.OK, device, f"{well}, {_limit(snapshot)}"
+    return VerdictCode.OK, device, f"{well}, {_limit(snapshot, device)}"
 
 
 def _lasts(snapshot: Snapshot, since_s: float, how: str = " for") -> str:
@@ -147,9 +147,9 @@ def _not_judged(snapshot: Snapshot) -> str:
     return f"last fsync {formats.duration(max(0.0, snapshot.sample.time_s - max(last_s)))} ago"
 
 
-def _limit(snapshot: Snapshot) -> str:
-    """The limit in force, and why it is not the daemon's if it is not."""
-    text, memory = f"limit {formats.size(snapshot.sample.vm.threshold_bytes)}", snapshot.memory
+def _limit(snapshot: Snapshot, device: Optional[str]) -> str:
+    """The limit that holds for the device, and why it is not the daemon's if it is not."""
+    text, memory = f"limit {formats.size(snapshot.limit_of(device))}", snapshot.memory
     for why, holds in (
         ("off", snapshot.off is not None),
         ("observing", snapshot.mode is Mode.OBSERVE),

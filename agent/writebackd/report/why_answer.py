@@ -61,7 +61,7 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
 
 def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision) -> Json:
     estimate = snapshot.estimates[decision.name]
-    row = device_row(sample, decision, estimate)
+    row = device_row(sample, decision, estimate, snapshot.limit_of(decision.name))
     row.pop("write_cache")
     return {
         **row,
@@ -73,16 +73,21 @@ def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecisio
             *(x["summary"] for x in alerts_json(snapshot) if x["device"] == decision.name),
         ],
         "rule": decision.rule.value,
-        "next": what_next(decision, snapshot.objective),
+        "next": what_next(decision, snapshot.objective, _unset(snapshot)),
     }
+
+
+def _unset(snapshot: Snapshot) -> str:
+    """In which state of the daemon nothing is set; empty in others."""
+    if snapshot.mode is Mode.OBSERVE:
+        return "in observe mode, until `writebackctl enforce`"
+    return "" if snapshot.off is None else f"while {snapshot.off} exists"
 
 
 def _next_of_limit(snapshot: Snapshot) -> str:
     decision, vm = snapshot.decision, snapshot.sample.vm
-    if snapshot.mode is Mode.OBSERVE:
-        return "Nothing: observe mode writes no limit."
-    if snapshot.off is not None:
-        return f"Nothing is written while {snapshot.off} exists."
+    if _unset(snapshot):
+        return f"Nothing is set {_unset(snapshot)}."
     if snapshot.memory.yielded is not None:
         return "Nothing is written while it yields; `writebackctl enforce` ends that."
     trial = snapshot.memory.trial
