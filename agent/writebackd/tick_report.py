@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +41,8 @@ from writebackd.runtime_state import RuntimeState
 from writebackd.types.decision import Decision
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import Sample
+
+log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -107,6 +111,12 @@ class TickReport:
         self._command_lines = CommandLines(self.files)
         self._unread = BlindTicks()
         self._started_wall_s = time.time()
+        policy = self.policies.policy
+        log.info(
+            "writebackd %s, Linux %s, probe %s, policy %s (%s), mode %s", __version__,
+            os.uname().release, self.monitor.sampler.probe.info().backend, policy.name,
+            policy.chosen, self.state.memory.mode.value,
+        )  # fmt: skip
 
     def tick(
         self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate],
@@ -135,6 +145,7 @@ class TickReport:
             sample=sample,
             estimates=estimates,
             objective=policy.objective,
+            policy=policy,
             decision=decision,
             memory=state.memory,
             originals=self.actuator.originals,
@@ -151,6 +162,7 @@ class TickReport:
             unseen=self.monitor.hidepid.unseen(),
             messages=tuple(filter(None, (
                 *self.no_metrics, *self.monitor.problems, *self.monitor.unmatched(),
+                *policy.unresolved(self.monitor.topology.devices),
                 self.policies.problem,
             ))),
             rivals=self.monitor.rivals.tools,

@@ -142,7 +142,8 @@ def writebackd_8() -> str:
                 ("1", "could not start or go on; the log says why"),
                 ("2", "wrong use or wrong policy"), ("4", "not permitted: needs root"))),
         *_section("FILES"),
-        *_list(((f"/etc/writebackd/policies.d, {RUNTIME_DIR}/policies.d,"
+        *_list((("/etc/default/writebackd", "options of the service, see `writebackd.conf`(5)"),
+                (f"/etc/writebackd/policies.d, {RUNTIME_DIR}/policies.d,"
                  " /usr/lib/writebackd/policies.d", "policies, see `writebackd.conf`(5)"),
                 (f"{RUNTIME_DIR}/{SOCKET}", "for `writebackctl`(1)"),
                 (f"{RUNTIME_DIR}/{LEDGER}", "original settings"),
@@ -194,13 +195,17 @@ def writebackd_raid_8() -> str:
 def writebackd_conf_5() -> str:
     lines = [
         *_title("WRITEBACKD.CONF", 5),
-        *_section("NAME"), "writebackd.conf \\- policies of writebackd",
-        *_section("SYNOPSIS"), "/etc/writebackd/policies.d/\\fINAME\\fR.conf", ".br",
+        *_section("NAME"), "writebackd.conf \\- options and policies of writebackd",
+        *_section("SYNOPSIS"), "/etc/default/writebackd", ".br",
+        "/etc/writebackd/policies.d/\\fINAME\\fR.conf", ".br",
         "/etc/writebackd/policies.d/\\fINAME\\fR.conf.d/*.conf", ".br",
         "/etc/writebackd/policies.d/all.conf.d/*.conf", ".br",
         "/run/writebackd/policies.d/...", ".br", "/usr/lib/writebackd/policies.d/...",
         *_section("DESCRIPTION"),
         *_prose(
+            "/etc/default/writebackd has the options of the service in one line:"
+            " `OPTIONS=\"--policy db-hwraid --mode observe\"`. They take effect with `systemctl"
+            " restart writebackd`. All else is in policies.",
             "A policy sets bounds for `writebackd`(8): floor and ceiling of the limit, the latency"
             " to aim at, which devices. A file in /etc masks one of the same name in /run, and that"
             " one in /usr/lib. Drop-ins of all three directories are merged over it, sorted by file"
@@ -212,8 +217,8 @@ def writebackd_conf_5() -> str:
             " the daemon does. Lines that begin with # or ; are comments.",
             "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
             " multiples `10x`, frequencies `5/s`, switches `on` or `off`, rules of [match] points"
-            " and a condition (`40: nvme`). Devices are globs of kernel names, `MAJ:MIN` or"
-            " `driver:NAME`, separated by blanks.",
+            " and a condition (`40: nvme`). Devices are globs of kernel names, `MAJ:MIN`,"
+            " `driver:NAME`, links below /dev or mount points, separated by blanks.",
         ),
     ]  # fmt: skip
     for section in SECTIONS:
@@ -225,8 +230,10 @@ def writebackd_conf_5() -> str:
     per_device = ", ".join(f"`{key.name}`" for key in KEYS if key.per_device)
     lines += [
         *_section("[device GLOB]"),
-        *_prose("Values for matching devices: by kernel name (`sd[a-c]`), by MAJ:MIN, or by the"
-                " driver of their disks as `driver:NAME` (`[device driver:usb-storage]`);"
+        *_prose("Values for matching devices: by kernel name (`sd[a-c]`), by MAJ:MIN, by the"
+                " driver of their disks as `driver:NAME` (`[device driver:usb-storage]`), by a link"
+                " of udev's (`[device /dev/disk/by-id/wwn-0x5000c500a1b2c3d4]`, or the last part"
+                " alone) or by mount point (`[device /srv/db]`);"
                 f" `writebackctl devices` shows these. Keys: {per_device}. If several sections"
                 " match, the last line read wins."),
         *_section("[window NAME]"),

@@ -641,6 +641,16 @@ def test_policy_show_follows_the_running_daemon(daemon: FakeDaemon, run: Run) ->
     assert json.loads(out)["name"] == "db-hwraid"
 
 
+def test_policy_check_warns_of_a_name_that_nothing_has(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "p.conf"
+    path.write_text("[device wwn-0x1]\nceiling = 9M\n")
+    code, out, err = run("policy", "check", str(path))
+    assert (code, out) == (0, f"{path}: good\n")
+    assert err.startswith(f"warning: [device wwn-0x1] ({path}:2): no device with a filesystem")
+    code, out, _ = run("policy", "check", "--json", str(path))
+    assert len(json.loads(out)["warnings"]) == 1 and code == 0
+
+
 def test_policy_check_names_file_and_line(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "mine.conf"
     path.write_text("[limits]\nfloor = 1Q\n")

@@ -79,6 +79,16 @@ def test_virtio_is_asked_through_udev(tree: FakeSysfs) -> None:
     assert identities(tree) == {"vda": "serial vol-0a1b of 2048, cache write back"}
 
 
+def test_links_are_udevs_also_of_mounted_partitions(tree: FakeSysfs) -> None:
+    tree.disk("vda", "254:0", VIRTIO)
+    tree.partition("vda", "vda1", "254:1")
+    tree.mount("254:1", "ext4", "/dev/vda1", "/srv/db")
+    tree.text("/run/udev/data/b254:0", "S:disk/by-id/virtio-x\nI:4711\nE:ID_SERIAL=vol-0a1b")
+    tree.text("/run/udev/data/b254:1", "S:disk/by-uuid/0a1b\nS:disk/by-id/virtio-x")
+    (disk,) = scan(tree.files)
+    assert disk.names == ("/dev/disk/by-id/virtio-x", "/dev/disk/by-uuid/0a1b", "/srv/db")
+
+
 def test_parts_of_one_card_are_told_apart(tree: FakeSysfs) -> None:
     tree.disk("mmcblk0", "179:0", MMC, size=60000)
     tree.disk("mmcblk0boot0", "179:8", MMC, size=8192)

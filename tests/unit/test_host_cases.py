@@ -32,13 +32,7 @@ EXPECTED: Dict[str, List[str]] = {
     "amanda-client-on-database": ["db-hwraid metal"],
     "amanda-client-sticks": ["db-hwraid metal"],
     "arm64-guest-unknown-maker": ["vm-guest guest"],
-    "by-id-in-a-device-section": [
-        "/etc/writebackd/policies.d/default.conf.d/50-site.conf:1:"
-        " [device /dev/disk/by-id/wwn-0x5000000000000001]:"
-        " '/dev/disk/by-id/wwn-0x5000000000000001': links are not followed; give the kernel's name,"
-        " like sda or dm-0 ('readlink -f /dev/disk/by-id/wwn-0x5000000000000001' shows it;"
-        " it may change at boot), or a driver"
-    ],
+    "by-id-in-a-device-section": [],
     "hypervisor-with-backup-server": ["hypervisor metal"],
     "laptop-mode-tools": ["warning laptop-mode-tools /etc/laptop-mode/laptop-mode.conf:1"],
     "lockdown": [

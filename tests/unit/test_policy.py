@@ -94,7 +94,7 @@ BAD_FILES: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("device without name", "[device]\nfloor = 1M\n", [(1, "write [device sda]")]),
     ("two devices", "[device sda sdb]\n", [(1, "needs one device")]),
     ("device in the plural", "[devices sda]\n", [(1, "write [device NAME]")]),
-    ("device link", "[device /dev/mapper/root]\n", [(1, "links are not followed")]),
+    ("half a path", "[device srv/db]\n", [(1, "write the whole path, like /srv/db")]),
     ("floor over default ceiling", "[limits]\nfloor = 8G\n",
      [(2, "floor 8G (FILE:2) is above ceiling 4G (default): lower floor or raise ceiling")]),
     ("ceiling under default floor", "[limits]\nceiling = 8K\n", [(2, "ceiling: floor 1M")]),
@@ -595,6 +595,44 @@ def test_selects(
     answer = policy.selects(device, command_line)
     assert (answer is None) is (reason is None)
     assert (reason or "").replace("FILE", f"{tmp_path}/p.conf") in (answer or "")
+
+
+WWN = "wwn-0x5000c500a1b2c3d4"
+
+
+@pytest.mark.parametrize("section,found", [
+    (f"/dev/disk/by-id/{WWN}", True), (WWN, True), ("/dev/disk/by-id/wwn-*", True),
+    ("/srv/db", True), ("/srv/db/", True), ("/srv/*", True), ("sd*", True),
+    ("wwn-*", True), ("ata-X_1", True),
+    ("/srv", False), (f"{WWN}0", False), ("ata-*", False), ("/dev/disk/by-id/sda", False),
+])  # fmt: skip
+def test_sections_name_a_device_by_what_stays(tmp_path: Path, section: str, found: bool) -> None:
+    policy = load_text(tmp_path, f"[device {section}]\nceiling = 9M\n")
+    disk = Device(
+        "sda", "8:0", "8:0", filesystems=(("8:1", "ext4", "/srv/db"),),
+        links=(f"/dev/disk/by-id/{WWN}", "/dev/disk/by-id/ata-X_1"),
+    )  # fmt: skip
+    written = policy.devices.settings[0].glob
+    place = f"[device {written}] ({tmp_path}/p.conf:2)"
+    assert policy.of(disk).ceiling_bytes == (9 << 20 if found else 4 << 30)
+    assert policy.sections(disk) == ([place] if found else [])
+    # What looks like the kernel's may come later.
+    stays = section.startswith(("/", "wwn-"))
+    said = f"{place}: no device with a filesystem has this name now; see `writebackctl devices`"
+    assert policy.unresolved([disk]) == ([said] if stays and not found else [])
+    assert policy.unresolved([]) == ([said] if stays else [])
+
+
+def test_lists_of_devices_take_such_names_too(tmp_path: Path) -> None:
+    policy = load_text(tmp_path, f"[devices]\ninclude = /srv/db\nexclude = {WWN}\n")
+    loop = Device("loop0", "7:0", "7:0", filesystems=(("7:0", "ext4", "/srv/db"),), driver="loop")
+    assert policy.selects(loop) is None
+    known = dataclasses.replace(loop, links=(f"/dev/disk/by-id/{WWN}",))
+    assert "excluded by 'wwn-" in (policy.selects(known) or "")
+    assert policy.unresolved([loop]) == [
+        f"exclude {WWN} ({tmp_path}/p.conf:3): no device with a filesystem has this name now; see"
+        " `writebackctl devices`"
+    ]
 
 
 def test_a_disk_on_the_command_line_stands_for_what_lies_on_it(tmp_path: Path) -> None:

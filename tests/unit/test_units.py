@@ -54,7 +54,7 @@ BAD: Table = {
     units.parse_frequency: [("5/min", "write it like 5/s")],
     units.parse_switch: [("1", "use on, yes"), ("On", "use on, yes")],
     units.parse_device: [
-        ("/dev/disk/by-id/ata-X", "readlink -f /dev/disk/by-id/ata-X"),
+        ("srv/db", "write the whole path, like /srv/db"),
         ("sd[ab", "write it like sda"), ("sd[z-a]", "swap its ends"), ("", "write it like sda"),
     ],
     units.parse_devices: [("sda,sdb", "write it like sda"), ("sda sdb sda", "remove one")],

@@ -98,7 +98,7 @@ class DeviceView:
         """The policy's objective for this device."""
         device = self.seen.device
         policy = self.tick.policy
-        return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
+        return policy.of(device).fsync_p99_s
 
     def is_of(self, programs: Container[str]) -> bool:
         """Whether these programs dirtied most of what syncs write: now, or much of it lately."""

@@ -76,6 +76,8 @@ def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -
         lines += labelled("verdict", device["verdict"], width)
     lines += labelled("cause", device["reason"] or formats.UNKNOWN, width)
     lines += labelled("next", device["next"], width)
+    if device["sections"]:
+        lines += labelled("policy", ", ".join(device["sections"]), width)
     steps = [step for step in device["steps"] if step != device["reason"]] if verbose else []
     for number, step in enumerate(steps, 1):
         label = "steps" if number == 1 else ""

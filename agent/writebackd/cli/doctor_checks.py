@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
@@ -40,7 +40,7 @@ from writebackd.storage.backing_watch import is_stale, look_at_arrays, slept
 from writebackd.storage.raid_tools import installed
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import CollectorReport
-from writebackd.types.storage import CacheMode, Protection
+from writebackd.types.storage import CacheMode, Device, Protection
 
 # level (good, note, warning, blocker) and what was found
 Finding = Tuple[str, str]
@@ -49,6 +49,7 @@ Finding = Tuple[str, str]
 _OLDEST = (5, 10)
 _LIBBPF = "libbpf.so.1"
 TIMER = "writebackd-raid.timer"
+_SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse.glusterfs", "fuse.sshfs")
 _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
@@ -69,7 +70,7 @@ def findings(runtime_dir: Path) -> List[Finding]:
         *daemon(files, runtime_dir),
         *processes(files, runtime_dir),
         *raid(files),
-        *policies(),
+        *policies(devices=scan(files)),
         *rivals(files),
     ]
 
@@ -113,6 +114,13 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
     yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")
+    shares = [mount.mountpoint for mount in read_mounts(files) if mount.fstype in _SHARES]
+    if shares:
+        yield (
+            "note",
+            f"network filesystems are not held: {', '.join(shares)}; they count against the host's"
+            " limit, and get none of their own (docs/explanation/faq.md shows how to set one)",
+        )
     bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
     levers = ("strict_limit", "max_bytes")
     if all(any(files.path(f"{bdi}/{lever}").exists() for bdi in bdis) for lever in levers):
@@ -180,13 +188,16 @@ def rivals(files: KernelFiles) -> Iterator[Finding]:
         yield "good", "no other program sets vm.dirty_* (tuned, other agents, files read at boot)"
 
 
-def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
+def policies(
+    config_dir: Optional[Path] = None, devices: Sequence[Device] = ()
+) -> Iterator[Finding]:
     """Errors in policy files: a daemon without --policy skips such policies."""
     try:
         loaded = load_all(config_dir)
         wrong = [line for each in loaded for line in each.problems]
         wrong += [line for each in loaded for line in unsafe(each.policy.files)]
         wrong += misplaced(search_dirs(config_dir))
+        wrong += [line for each in loaded for line in each.policy.unresolved(devices)]
     except PolicyError as error:
         wrong = list(error.messages)
     yield from (("warning", f"policy: {line}") for line in dict.fromkeys(wrong))
@@ -209,7 +220,7 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
         yield from (("note", f"probe lost {each}") for each in lost)
         if not lost and status["probe"]["backend"] != "procfs":
             yield "good", "no probe event lost"
-        if status["lease"]["watcher_pid"] is None:
+        if status["lease"]["watcher_pid"] is None and status["mode"] == "enforce":
             yield (
                 "warning",
                 "watcher not running (see log): limits are not restored if the daemon hangs",

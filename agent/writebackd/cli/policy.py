@@ -16,6 +16,7 @@ from writebackd.cli.status_screen import clean, wrapped
 from writebackd.command_line import complain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
+from writebackd.kernel.topology import scan
 from writebackd.paths import read_taken
 from writebackd.policy import (
     Policy,
@@ -27,6 +28,7 @@ from writebackd.policy import (
     render,
 )
 from writebackd.policy.keys import KEYS, WHEN, Key
+from writebackd.policy.load import unresolved
 from writebackd.policy.match import NAMED, Choice, Verdict, choose, without_unwanted_pace
 from writebackd.policy.timetable import Open, read_timetable
 
@@ -108,12 +110,18 @@ def check_(options: argparse.Namespace) -> int:
         line for file in options.files
         for line in check(file, options.config_dir, place=options.place)
     ]  # fmt: skip
+    devices = () if problems else scan(KernelFiles())
+    warnings = [] if problems else [
+        line for file in options.files for line in unresolved(file, devices, options.config_dir)
+    ]  # fmt: skip
     if options.json:
-        show_json({"good": not problems, "problems": problems})
+        show_json({"good": not problems, "problems": problems, "warnings": warnings})
     elif problems:
         complain("\n".join(problems))
     else:
         show(f"{', '.join(options.files)}: good")
+        for line in warnings:
+            complain(f"warning: {line}")
     return USAGE if problems else GOOD
 
 

@@ -160,7 +160,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         if why is not None and not options.device:
             left_out[name] = why
         else:
-            policies[name] = policy.for_device(name, known.devno, known.driver)
+            policies[name] = policy.of(known)
     try:
         host, limits = host_info(files), read_limits(files)
     except (OSError, ValueError) as error:

@@ -98,7 +98,7 @@ def _wants(
         cap = caps.get(name)
         want, remembered[name] = decide_device(
             policy,
-            policy.for_device(name, device.devno, device.driver),
+            policy.of(device),
             least,
             sample.time_s,
             sample.dt_s,
@@ -338,7 +338,7 @@ def _at_the_floor(
     for seen in sample.devices:
         device = seen.device
         if device.name in memory.draining:
-            own = policy.for_device(device.name, device.devno, device.driver)
+            own = policy.of(device)
             floors[device.name] = max(own.floor_bytes, least)
     why = reasons.draining(memory)
     return [

@@ -101,7 +101,7 @@ def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
         return ceilings
     for seen in sample.devices:
         device = seen.device
-        own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
+        own = policy.of(device).own_ceiling_bytes
         if own is not None and seen.excluded is None and len(ceilings) < MOST_OWN:
             ceilings[device.name] = own
     return ceilings

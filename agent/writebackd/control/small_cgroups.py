@@ -83,7 +83,7 @@ def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[Device
     for seen in sample.devices:
         name = seen.device.name
         if name in protected:
-            bounds = policy.for_device(name, seen.device.devno, seen.device.driver)
+            bounds = policy.of(seen.device)
             drain = memory.devices[name].drain_rate
             if drain is not None:
                 most = min(most, int(drain * bounds.drain_time_s))

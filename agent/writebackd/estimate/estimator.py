@@ -147,7 +147,7 @@ def _estimate_device(
     unwaited: int,
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
-    bounds = policy.for_device(device.name, device.devno, device.driver)
+    bounds = policy.of(device)
     writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
     if pace is not None and memory.drain.rate >= USES * pace:
         writes = replace(writes, held_back=True)

@@ -13,7 +13,7 @@ another rate, and a sync waits for the media, so learned values no longer apply.
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Iterable, Iterator, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -87,11 +87,23 @@ def _disk(files: KernelFiles, name: str, devno: str) -> Optional[str]:
     return f"{made} of {size}" if read("device/model") else None
 
 
+def links_of(files: KernelFiles, devnos: Iterable[str]) -> Tuple[str, ...]:
+    """The links below /dev that udev has made for these numbers.
+
+    From its data: in the unit /dev is private, and has none of them.
+    """
+    links = (f"/dev/{name}" for devno in devnos for name in _lines(files, devno, "S:"))
+    return tuple(dict.fromkeys(links))
+
+
 def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
+    return next(map(_clean, _lines(files, devno, f"E:{key}=")), None)
+
+
+def _lines(files: KernelFiles, devno: str, head: str) -> Iterator[str]:
     for line in (files.try_read(_UDEV + devno) or "").split("\n"):
-        if line.startswith(f"E:{key}="):
-            return _clean(line.partition("=")[2])
-    return None
+        if line.startswith(head):
+            yield line[len(head):]
 
 
 def _clean(text: Optional[str]) -> Optional[str]:

@@ -18,7 +18,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from writebackd.kernel.disk_identity import leaf_identity, stacked_identity, volume_identity
+from writebackd.kernel.disk_identity import (
+    leaf_identity,
+    links_of,
+    stacked_identity,
+    volume_identity,
+)
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
@@ -168,6 +173,8 @@ class _Scan:
             (identity,) = below
         else:
             identity = volume_identity(self._files, name, devno, below)
+        # A filesystem over several disks has no node of its own.
+        own_leaves = [] if devno in self.name else [fact.devno for fact in facts]
         return Device(
             name=name,
             devno=devno,
@@ -180,6 +187,7 @@ class _Scan:
             driver=_agreed([fact.driver for fact in facts]),
             diskseq=facts[0].diskseq,
             identity=identity,
+            links=links_of(self._files, (devno, *(m.st_dev for m in mounts), *own_leaves)),
         )
 
     def _leaf(self, name: str) -> _Leaf:

@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from writebackd.types.storage import Device
+
 from .find import (
     SITE_NAME,
     base_files,
@@ -106,6 +108,17 @@ def check(
         return list(_load(name, base if place is None else Path(name_or_path), site, own).problems)
     except PolicyError as error:
         return list(error.messages)
+
+
+def unresolved(
+    name_or_path: str, devices: Sequence[Device], config_dir: Optional[Path] = None
+) -> List[str]:
+    """Warnings about stable names of devices in a valid policy, or in a drop-in alone."""
+    if drop_in_of(name_or_path) is None:
+        return load_policy(name_or_path, config_dir).unresolved(devices)
+    merger = Merger(DEFAULT_NAME)
+    merger.add_file(Path(name_or_path))
+    return merger.policy(()).unresolved(devices)
 
 
 def _check_drop_in(

@@ -189,7 +189,7 @@ class Merger:
         key = DEVICE_KEYS[name]
         value = self.values[key.section, name]
         for each in self.devices if glob else ():
-            if each.key is key and (each.glob == glob or schema.matches(each.glob, glob)):
+            if each.key is key and schema.matches(each.glob, glob, names=(glob,)):
                 value = each
         return value
 
@@ -271,7 +271,7 @@ class Merger:
         for glob in include.value:
             literal = not re.search("[*?[]", glob)
             for each in exclude.value:
-                if each in (glob, "*") or (literal and schema.matches(each, glob)):
+                if each in (glob, "*") or (literal and schema.matches(each, glob, names=(glob,))):
                     self.errors.add(
                         exclude.origin,
                         f"exclude: '{each}' leaves out all of '{glob}', which include asks for "

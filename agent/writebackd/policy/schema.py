@@ -16,6 +16,7 @@ from .window import When
 
 # What a pattern begins with that is one of drivers: a stick is sdb today and sdc tomorrow.
 _BY_DRIVER = "driver:"
+_BY_ID = "/dev/disk/by-id/"
 
 
 class PolicyError(Exception):
@@ -41,11 +42,25 @@ class DevicePolicy:
     own_ceiling_bytes: Optional[int] = None
 
 
-def matches(glob: str, name: str, devno: str = "", driver: Optional[str] = None) -> bool:
-    """Whether a glob names the device, by its kernel name, MAJOR:MINOR or ``driver:NAME``."""
+def matches(
+    glob: str, name: str, devno: str = "", driver: Optional[str] = None,
+    names: Sequence[str] = (),
+) -> bool:
+    """Whether a glob names the device: by its kernel name, MAJOR:MINOR, ``driver:NAME``, or one
+    of its stable `names`, which may be written without ``/dev/disk/by-id/``."""
     if glob.startswith(_BY_DRIVER) and driver is not None:
         return fnmatchcase(driver, glob[len(_BY_DRIVER) :])
-    return fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob))
+    if is_stable(glob):
+        path = glob if glob.startswith("/") else _BY_ID + glob
+        return any(fnmatchcase(each, path) for each in names)
+    if fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob)):
+        return True
+    return bool(names) and _BY_ID + glob in names
+
+
+def is_stable(glob: str) -> bool:
+    """Whether it names a disk by what stays: a link, a mount point, a WWN."""
+    return glob.startswith(("/", "wwn-"))
 
 
 def is_pattern(glob: str) -> bool:
@@ -113,18 +128,48 @@ class Policy(keys.PolicySection):
         """Cached results of for_device() and selects(), which every tick needs for every device."""
         return {}
 
-    def for_device(self, name: str, devno: str, driver: Optional[str] = None) -> DevicePolicy:
+    def of(self, device: Device) -> DevicePolicy:
         """The values for one device; of several matching sections the last line wins."""
-        asked = (name, devno, driver)
+        return self.for_device(device.name, device.devno, device.driver, device.names)
+
+    def for_device(
+        self, name: str, devno: str, driver: Optional[str] = None, names: Tuple[str, ...] = ()
+    ) -> DevicePolicy:
+        asked = (name, devno, driver, names)
         if asked not in self._answers:
             self._answers[asked] = self._merge_device(*asked)
         merged: DevicePolicy = self._answers[asked]
         return merged
 
-    def _merge_device(self, name: str, devno: str, driver: Optional[str]) -> DevicePolicy:
+    def sections(self, device: Device) -> List[str]:
+        """The device sections that match it, each with the place of its first line."""
+        found = {
+            each.glob: each.origin for each in reversed(self.devices.settings)
+            if matches(each.glob, device.name, device.devno, device.driver, device.names)
+        }
+        return [f"[device {glob}] ({found[glob]})" for glob in reversed(found)]
+
+    def unresolved(self, devices: Sequence[Device]) -> List[str]:
+        """A warning for each link, WWN or mount point in the policy that names no device now."""
+        written = {each.glob: f"[device {each.glob}] ({each.origin})"
+                   for each in reversed(self.devices.settings)}
+        for key, globs in (("include", self.devices.include), ("exclude", self.devices.exclude)):
+            for glob in globs:
+                written[glob] = f"{key} {glob} ({self.origins['devices', key]})"
+        return [
+            f"{where}: no device with a filesystem has this name now; see `writebackctl devices`"
+            for glob, where in written.items()
+            if is_stable(glob) and not any(
+                matches(glob, each.name, each.devno, each.driver, each.names) for each in devices
+            )
+        ]
+
+    def _merge_device(
+        self, name: str, devno: str, driver: Optional[str], names: Tuple[str, ...]
+    ) -> DevicePolicy:
         values = {key.attribute: self.value(key) for key in DEVICE_KEYS.values()}
         for setting in self.devices.settings:
-            if matches(setting.glob, name, devno, driver):
+            if matches(setting.glob, name, devno, driver, names):
                 values[setting.key.attribute] = setting.value
         # Globs that only this device makes overlap escape the check at load. The floor wins:
         # below it throughput collapses for every writer of the host.
@@ -140,7 +185,7 @@ class Policy(keys.PolicySection):
         Devices `named` on the command line are the whole list: they overrule include and exclude.
         A disk there includes its filesystems, since users do not know that a btrfs is btrfs-19.
         """
-        asked = (device.name, device.devno, device.driver, device.leaves, named)
+        asked = (device.name, device.devno, device.driver, device.names, device.leaves, named)
         if asked not in self._answers:
             self._answers[asked] = self._select(device, named)
         why: Optional[str] = self._answers[asked]
@@ -148,8 +193,9 @@ class Policy(keys.PolicySection):
 
     def _select(self, device: Device, named: Tuple[str, ...]) -> Optional[str]:
         def those(globs: Iterable[str], *names: str) -> List[str]:
-            return [glob for glob in globs
-                    if any(matches(glob, name, device.devno, device.driver) for name in names)]
+            return [glob for glob in globs if any(
+                matches(glob, name, device.devno, device.driver, device.names) for name in names
+            )]
 
         if named:
             named_by = those(device_globs(named), device.name, *device.leaves)

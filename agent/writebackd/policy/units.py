@@ -215,21 +215,17 @@ _address = matching(_ADDRESS, "a mail address: write it like root or ops@example
 
 
 def parse_device(text: str) -> str:
-    """A glob over kernel block device names (or MAJOR:MINOR), without ``/dev/``.
+    """A glob over names of block devices, kernel names without ``/dev/``.
 
-    Links below /dev are refused instead of followed: what they point at may change under a
-    running daemon, and a pattern that silently matches nothing is worse than an error.
+    Links and mount points stay as written: which device they mean is found in each scan.
     """
     glob = text[len("/dev/") :] if text.startswith("/dev/") else text
     if "/" in glob:
-        what, shows = "links are", f"readlink -f {shorten(text)}"
-        if glob == text:
-            what, shows = "mount points are", f"findmnt -nvo SOURCE {shorten(text)}"
-        raise UnitError(
-            f"'{shorten(text)}': {what} not followed; give the kernel's name, like sda or dm-0"
-            f" ('{shows}' shows it; it may change at boot), or a driver, like driver:nvme"
-        )
-    _device(glob)
+        glob = text.rstrip("/") or "/"
+        if not glob.startswith("/"):
+            raise UnitError(f"'{shorten(text)}': write the whole path, like /srv/db")
+    else:
+        _device(glob)
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
         if low > high:
             raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: swap its ends")

@@ -10,6 +10,7 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.notify import RouteState
+from writebackd.policy import Policy
 from writebackd.policy.keys import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
@@ -105,6 +106,7 @@ class Snapshot:
     objective: Optional[Objective] = None  # in force, that of the window where one is open
     problem: Optional[str] = None  # why this tick is not whole
     standing: Optional[Standing] = None
+    policy: Optional[Policy] = None  # in force
 
     @property
     def sets_limits(self) -> bool:

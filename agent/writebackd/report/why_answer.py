@@ -65,6 +65,7 @@ def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecisio
     row.pop("write_cache")
     return {
         **row,
+        "sections": snapshot.policy.sections(sample.device) if snapshot.policy else [],
         "verdict": verdict(decision, estimate),
         "steps": [
             *_from_earlier(snapshot, decision.name),

@@ -30,6 +30,12 @@ class Device:
     diskseq: Optional[int] = None  # of the first leaf: changes when the disk is replaced
     # The same after a restart and in another slot; None: the disk has no unique identity.
     identity: Optional[str] = None
+    links: Tuple[str, ...] = ()  # udev's, of the device and its mounted partitions: /dev/disk/...
+
+    @property
+    def names(self) -> Tuple[str, ...]:
+        """Names that stay when the kernel numbers its disks anew: links and mount points."""
+        return (*self.links, *(mount for _, _, mount in self.filesystems))
 
 
 class CacheMode(Enum):

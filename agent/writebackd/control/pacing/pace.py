@@ -87,7 +87,7 @@ def pace(
             if now.rate is not None:
                 want = replace(want, state=DeviceState.PACE, reason=note)
                 device = scene.devices[name].device
-                bounds = policy.for_device(name, device.devno, device.driver)
+                bounds = policy.of(device)
                 limit = limit_bytes(bounds, sample.host, now)
                 if limit is not None:
                     want = replace(want, target_bytes=limit)
