@@ -52,7 +52,8 @@ launcher = printf '%s\n' '\#!$(PYTHON) -I' 'import sys' 'sys.path.insert(0, "$(L
 
 install:
 	install -d '$(D)$(PREFIX)/bin' '$(D)$(LIB)/policies.d' '$(D)$(UNITS)' '$(D)$(DOC)' \
-		'$(D)$(CATALOG)' '$(D)$(SYSUSERS)' '$(D)$(SYSCONFDIR)/writebackd/policies.d'
+		'$(D)$(CATALOG)' '$(D)$(SYSUSERS)' '$(D)$(SYSCONFDIR)/writebackd/policies.d' \
+		'$(D)$(SYSCONFDIR)/default'
 	rm -rf '$(D)$(LIB)/writebackd'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' '$(WHEEL)'
@@ -66,7 +67,7 @@ install:
 	for unit in writebackd.service writebackd-watch.service writebackd-probe.service \
 			writebackd-drain.service writebackd-raid.service writebackd-raid.timer \
 			writebackd-caches.service; do \
-		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
+		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|;s|/etc/|$(SYSCONFDIR)/|' \
 			"systemd/$$unit" > '$(D)$(UNITS)'/"$$unit" && \
 		chmod 644 '$(D)$(UNITS)'/"$$unit" || exit 1; \
 	done
@@ -74,6 +75,9 @@ install:
 		> '$(D)$(CATALOG)'/writebackd.catalog
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	install -m 644 systemd/writebackd.sysusers '$(D)$(SYSUSERS)'/writebackd.conf
+	# The admin's, once it is there.
+	test -e '$(D)$(SYSCONFDIR)/default/writebackd' || install -m 644 systemd/writebackd.default \
+		'$(D)$(SYSCONFDIR)/default/writebackd'
 	install -m 755 systemd/restart '$(D)$(LIB)'
 	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE SECURITY.md docs '$(D)$(DOC)'
 	rm -rf '$(D)$(DOC)/docs/man'

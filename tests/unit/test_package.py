@@ -268,6 +268,7 @@ def installed(checkout: Path) -> Path:
 
 def test_installed_tree(checkout: Path, installed: Path) -> None:
     expected = {
+        "etc/default/writebackd",
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
         "usr/bin/writebackd-raid",
@@ -296,7 +297,7 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     }
     held = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     assert expected - held == set()
-    assert {name.split("/")[0] for name in held} == {"usr"}
+    assert {name for name in held if not name.startswith("usr/")} == {"etc/default/writebackd"}
     assert (installed / "etc/writebackd/policies.d").is_dir()
     # The package finds the same files, not a second copy that could differ.
     inside = installed / "usr/lib/writebackd/writebackd/policies"
