@@ -92,7 +92,7 @@ class Pin:
         return replace(memory, pin_bytes=self.bytes, hold_until_s=float("-inf"))
 
     def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "pin", text=f"pinned to {self.bytes} bytes by uid {self.uid}")
+        return Event(wall_s, "pin", text=f"pinned to {formats.size(self.bytes)} by uid {self.uid}")
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ class Commands:
         until_s = self.now() + for_s if for_s is not None else None
         self.apply(Pin(pin, uid, until_s))
         lasts = "" if for_s is None else f" for {formats.duration(for_s)}"
-        log.info("pinned to %d bytes%s by uid %d", pin, lasts, uid)
+        log.info("pinned to %s%s by uid %d", formats.size(pin), lasts, uid)
         memory, off = self.state.memory, self.state.off
         waits = memory.mode is Mode.OBSERVE or memory.yielded is not None
         lines = ["takes effect after `writebackctl enforce`"] if waits else []

@@ -183,8 +183,7 @@ class Daemon:
         finally:
             # Limits first: everything below may fail, but limits must not stay.
             done = all(action.ok for action in self._executor.finish())
-            if done and self._actuator.started:
-                # Else the watcher tries again, or restores limits that were never adopted.
+            if done and self._actuator.started:  # else the watcher tries again
                 self._lease.release()
             loop.close()
             self._signals.close()
@@ -365,8 +364,6 @@ class Daemon:
         path, http = self._options.runtime_dir / METRICS, self.policies.first.metrics.http
         servers, self._report.no_metrics = open_servers(path, http, self._exposition)
         return servers
-
-    # ---- parts that change ---------------------------------------------
 
     def _excluded(self, device: Device) -> Optional[str]:
         return self.policy.selects(device, self._devices)

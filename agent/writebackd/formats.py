@@ -46,6 +46,13 @@ def milliseconds(seconds: Optional[float]) -> str:
     return f"{value:.0f}" if value < 99_999.5 else f"{value / 1000:.0f}s"
 
 
+def latency(seconds: Optional[float]) -> str:
+    """The time of an operation: 0.35 ms, 30 ms, from a second on as a span of time."""
+    if seconds is None:
+        return "unknown"
+    return duration(seconds) if seconds >= 0.995 else f"{milliseconds(seconds)} ms"
+
+
 def duration(seconds: Optional[float]) -> str:
     """A span of time: 0.2s, 45s, 12m30s, 3h12m, 5d4h."""
     if seconds is None:
@@ -79,3 +86,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def alert(name: str, device: Optional[str], severity: str, summary: str) -> str:
+    """An alert as one line: COLLAPSE sda: 6.8 fsync/s (usually 107), caused by dd (pid 42)."""
+    title = f"{name} (critical)" if severity == "critical" else name
+    if device is not None and not summary.startswith(f"{device}:"):
+        title += f" {device}"
+    return f"{title} {summary}" if summary.startswith(f"{device}:") else f"{title}: {summary}"

@@ -8,7 +8,11 @@ import os
 from dataclasses import replace
 from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
-from writebackd.kernel.conflicting_tools import ConflictMonitor, find_conflicting_tools
+from writebackd.kernel.conflicting_tools import (
+    ConflictingTool,
+    ConflictMonitor,
+    find_conflicting_tools,
+)
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
 from writebackd.kernel.probe import Probe, open_probe
@@ -114,6 +118,15 @@ class HostMonitor:
             self._caches.error,
         )
         return [each for each in problems if each]
+
+    @property
+    def conflicting(self) -> Optional[Tuple[ConflictingTool, ...]]:
+        """The conflicting tools found last, without processes that have exited."""
+        tools = self.rivals.tools
+        return tools and tuple([
+            tool for tool in tools if not tool.where.startswith("pid ")
+            or self._files.path(f"/proc/{tool.where.split()[1]}").exists()
+        ])
 
     def refresh(self) -> None:
         """Update devices, and the probe so that it sees them all; both in threads."""

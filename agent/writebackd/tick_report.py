@@ -165,7 +165,7 @@ class TickReport:
                 *policy.unresolved(self.monitor.topology.devices),
                 self.policies.problem,
             ))),
-            rivals=self.monitor.rivals.tools,
+            rivals=self.monitor.conflicting,
             alerts=alerts,
             routes=self.publisher.routes.states(),
             runbook=self.publisher.routes.runbook,

@@ -25,8 +25,8 @@ from writebackd.paths import (
 from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
-    ("0", "good"),
-    ("1", "bad news: `verify` found a difference, `doctor` a blocker, `drain` is not clean,"
+    ("0", "success"),
+    ("1", "check failed: `verify` found a difference, `doctor` a blocker, `drain` is not clean,"
      " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides differently,"
      " `recommend` has too little evidence, `calibrate` did not start or finish, or its result is"
      " not stored"),

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
-from writebackd.report.effectiveness import latency
+from writebackd.formats import latency
 
 from . import host
 from .agent import Agent

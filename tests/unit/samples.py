@@ -289,8 +289,8 @@ def collapse() -> Snapshot:
     """A flood while the agent only watches."""
     alert = Alert(
         AlertName.COLLAPSE, "sda", Severity.CRITICAL, Cause.FLOOD, 1_717_200_600.0,
-        "sda: 2.0 commits/s instead of 2857, mean 1015 ms (usual 0.35), slowest 2100 ms; buffered"
-        " writes flood the device: dd (pid 4711, backup.service) 248M/s",
+        "sda: 2.0 fsync/s (usually 2857), caused by dd (pid 4711, backup.service) 248M/s; mean 1.0s"
+        " (usual 0.35 ms), slowest 2.1s",
         "nothing, observing: `writebackctl enforce` would hold the limit at 4.0M",
         (Culprit(4711, "dd", "dd if=/dev/zero of=dumpfile bs=1024", "/system.slice/backup.service",
                  "backup.service", None, 248.0 * MIB),),

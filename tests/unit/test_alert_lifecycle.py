@@ -11,6 +11,7 @@ import pytest
 
 from alert_host import HANGS, MB, SDA, SDB, SLOW, STARVED, UNCACHED, Watched, remembered, starved
 from plant import latencies
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import AlertName, Cause, Severity
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.cause import container_in, unit_in
@@ -19,8 +20,8 @@ from writebackd.estimate.learned import learn, seed
 from writebackd.notify.alert_events import Tracker
 from writebackd.policy import load_policy
 from writebackd.tuning import KEEP_S
-from writebackd.types.core_memory import Memory
-from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.samples import ClassSample, DeviceSample, IoClass, SyncSample
 
@@ -316,6 +317,13 @@ def restarted(host: Watched, away_s: float = 5.0) -> Watched:
     return Watched(core=Memory(mode=Mode.OBSERVE, devices={"sda": new}), time_s=host.time_s)
 
 
+def test_what_is_done_is_told_of_the_limit_that_the_device_has() -> None:
+    nothing = Decision(None, None, None, "")
+    own = Memory(caps={"sda": Cap(4 << 20, in_force=True)})
+    for memory, said in ((own, "holds the limit at 4.0M"), (Memory(), "no limit set yet")):
+        assert messages.done("sda", Cause.FLOOD, nothing, memory, True) == said
+
+
 @pytest.mark.parametrize("trouble", [0, 12])
 def test_after_a_restart_a_collapse_is_told_as_soon_as_any(trouble: int) -> None:
     host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
@@ -324,7 +332,7 @@ def test_after_a_restart_a_collapse_is_told_as_soon_as_any(trouble: int) -> None
     assert host.until(15, **STARVED) == 8
     (alert,) = host.alerts
     assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
-    assert "commits/s instead of 954," in alert.summary
+    assert "fsync/s (usually 954), caused by dd (" in alert.summary
 
 
 def test_a_month_after_it_was_seen_no_rate_is_usual() -> None:

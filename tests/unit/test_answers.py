@@ -23,7 +23,7 @@ from writebackd.report.history_events import events_of
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.status_answer import status_json
 from writebackd.report.why_answer import why_json
-from writebackd.types.decision import DeviceState, Rule
+from writebackd.types.decision import DeviceState, Mode, Rule
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.levers import ForeignWrite, Intrusion, VmLimits
 from writebackd.types.samples import VmState
@@ -347,5 +347,9 @@ def test_the_lease_and_who_watches_it() -> None:
     line = "safety   if the daemon dies, pid 4712 restores within 12s; lease lost "
     assert line + "once\n" in render_status(answer)
     assert line + "3 times\n" in render_status(status_json(replace(watched, leases_lost=3)))
-    alone = status_json(replace(watched, watcher_pid=None))
-    assert any("no watcher" in warning for warning in alone["warnings"])
+    alone = replace(watched, watcher_pid=None)
+    assert any("no watcher" in warning for warning in status_json(alone)["warnings"])
+    # Where nothing is set nothing is restored.
+    for shown in (replace(watched, mode=Mode.OBSERVE), replace(alone, mode=Mode.OBSERVE)):
+        answer = status_json(shown)
+        assert "safety" not in render_status(answer) and answer["warnings"] == []

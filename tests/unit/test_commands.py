@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pwd
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Iterator
@@ -40,6 +41,17 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig.end()
 
 
+def test_the_log_begins_with_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    Rig(tmp_path, monkeypatch).end()
+    assert re.fullmatch(
+        r"writebackd 0\S+, Linux \d\S+, probe \w+, policy default \(.*\), mode enforce",
+        caplog.messages[0],
+    )
+
+
 def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     assert rig.status()["pin"] is None
     rig.daemon.handle("pin", {"bytes": 16 << 20}, os.getuid())
@@ -59,7 +71,7 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     assert rig.status()["pin"] is None
     wait_for(lambda: len(pins(tmp_path)) == 2)
     assert pins(tmp_path) == [
-        f"pinned to {16 << 20} bytes by uid {os.getuid()}", "released by uid 1234"
+        f"pinned to 16M by uid {os.getuid()}", "released by uid 1234"
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
@@ -19,6 +20,7 @@ from writebackd.alerts.blind import GOOD_TICKS
 from writebackd.alerts.detect import detect
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
+from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.attribution import with_command_lines
 from writebackd.report.control_server import RequestError
@@ -206,4 +208,14 @@ def test_whom_an_alert_blames_gets_his_command_line(rig: Rig, tmp_path: Path) ->
     assert told.culprits == (
         Culprit(4711, "dd", DD[0], uid=os.geteuid()), Culprit(None, None)
     )  # fmt: skip
+    # Who has exited is told as that, in the summary as well.
+    (rig.host.path("/proc/4711") / "comm").write_text("cat\n")
+    alert = replace(alert, summary=f"caused by {alert.culprits[0].who}")
+    (told,) = with_command_lines((alert,), rig.daemon._report._command_lines)
+    assert told.summary == "caused by dd (pid 4711, exited)"
+    # And no rival of that number is shown.
+    gone, file = (ConflictingTool("note", "agent", "ktune", None, where, "it runs")
+                  for where in ("pid 4712", "/etc/sysctl.conf:1"))
+    rig.daemon._monitor.rivals.tools = (gone, replace(gone, where="pid 4711"), file)
+    assert rig.daemon._monitor.conflicting == (replace(gone, where="pid 4711"), file)
     rig.end()

@@ -20,11 +20,13 @@ from route_cases import wait_for
 from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
 from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
+from writebackd.report.history_events import events_of
 from writebackd.report.history_query import read_figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
 from writebackd.report.snapshot import Snapshot
-from writebackd.types.core_memory import Memory
+from writebackd.report.status_answer import status_json
+from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, SyncSample
@@ -67,6 +69,25 @@ def test_ticks_of_any_length_add_up_to_a_row() -> None:
     assert figures.latency == Histogram(((80, 1980), (120, 20)))
     assert figures.ours_s == pytest.approx(10.0)
     assert collector.add(snapshot) == ()  # the next one begins from nothing
+
+
+def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
+    host = busy()
+    as_found = replace(host.decision, limit_bytes=None)
+    caps = {"sda": Cap(48 * MIB, in_force=True, standing=True)}
+    capped = replace(host, decision=as_found, memory=replace(host.memory, caps=caps))
+    (figures,) = [row for _ in range(10) for row in Collector(1.0).add(capped)][-1:]
+    assert (figures.limit_bytes, figures.ours_s) == (48 * MIB, 1.0)
+    assert capped.limit_of("sda") == 48 * MIB != host.limit_of("sda")
+    assert capped.limit_of("sdb") == host.limit_of("sdb") == host.sample.vm.threshold_bytes
+    assert replace(capped, mode=Mode.OBSERVE).limit_of("sda") == host.sample.vm.threshold_bytes
+    (row,) = status_json(capped)["devices"]
+    assert row["limit_bytes"] == 48 * MIB
+    (event,) = [each for each in events_of(None, capped, ()) if each.device == "sda"]
+    assert event.limit_bytes == 48 * MIB
+    observed = replace(host, mode=Mode.OBSERVE)
+    (event,) = [each for each in events_of(None, observed, ()) if each.device == "sda"]
+    assert event.limit_bytes == host.sample.vm.threshold_bytes
 
 
 @pytest.mark.parametrize("change", [

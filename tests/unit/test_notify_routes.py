@@ -155,12 +155,17 @@ def test_figures_have_units(name: str, value: float, said: str) -> None:
 
 
 def test_headlines() -> None:
-    assert headline(happening()) == "warning COLLAPSE on sda: writeback-flood"
-    changed = happening(EventKind.CHANGE, CRITICAL, before=FLOOD)
-    assert headline(changed).endswith("writeback-flood (severity warning -> critical)")
+    assert headline(happening()) == f"COLLAPSE sda: {FLOOD.summary}"
+    named = replace(FLOOD, summary="sda: 6.8 fsync/s (usually 107), caused by dd (pid 42)")
+    assert headline(happening(alert=named)) == (
+        "COLLAPSE sda: 6.8 fsync/s (usually 107), caused by dd (pid 42)"
+    )
+    changed = headline(happening(EventKind.CHANGE, CRITICAL, before=FLOOD))
+    assert changed.startswith("COLLAPSE (critical) sda: ")
+    assert changed.endswith(" (severity warning -> critical)")
     over = happening(EventKind.END, wall_s=WALL_S + 48)
     assert headline(over) == "COLLAPSE on sda is over after 1m0s (writeback-flood)"
-    assert headline(happening(alert=BLIND)) == "warning BLIND on the host: no-data"
+    assert headline(happening(alert=BLIND)) == f"BLIND: {BLIND.summary}"
 
 
 def test_every_alert_and_every_cause_is_in_the_runbook() -> None:
@@ -442,7 +447,7 @@ def test_a_reload_touches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fields_of_a_journal_entry() -> None:
     found = fields(happening(), BOOK)
     assert found["MESSAGE_ID"] == MESSAGE_IDS[EventKind.BEGIN]
-    assert found["MESSAGE"].startswith("warning COLLAPSE on sda: writeback-flood: syncs 12/s")
+    assert found["MESSAGE"].startswith("COLLAPSE sda: syncs 12/s")
     wanted = {
         "PRIORITY": 4, "ALERT": "COLLAPSE", "ALERT_STATE": "begin", "DEVICE": "sda",
         "CAUSE": "writeback-flood", "SEVERITY": "warning", "RUNBOOK": f"{BOOK}#collapse",

@@ -606,7 +606,7 @@ def mail_of(
 def test_a_mail_has_it_all() -> None:
     mail = mail_of()
     assert mail["To"] == "root, ops@example.org"
-    assert mail["Subject"] == "db1: warning COLLAPSE on sda: writeback-flood"
+    assert mail["Subject"] == f"db1: COLLAPSE sda: {FLOOD.summary}"
     assert mail["Auto-Submitted"] == "auto-generated"
     text = mail.get_content()
     for said in (FLOOD.summary, FLOOD.done, "dd (pid 4242, backup.service) 296M/s",

@@ -54,8 +54,8 @@ def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptur
         ("begin", "COLLAPSE"), ("end", "COLLAPSE"),
     ]  # fmt: skip
     assert told[0]["id"] == told[1]["id"]
-    assert [event.text[:24] for event in read_history(path) if event.kind == "alert"] == [
-        "warning COLLAPSE on sda:", "COLLAPSE on sda is over ",
+    assert [event.text[:13] for event in read_history(path) if event.kind == "alert"] == [
+        "COLLAPSE sda:", "COLLAPSE on s",
     ]  # fmt: skip
 
 

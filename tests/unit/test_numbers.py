@@ -489,8 +489,8 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
             sum(each.flood > MB for each in window) / lasted
         )
         said = re.match(
-            r"sda: (\S+) commits/s instead of (\d+), mean (\S+) ms \(usual (\S+)\),"
-            r" slowest (\S+) ms;",
+            r"sda: (\S+) fsync/s \(usually (\d+)\), .*; mean (\S+) ms \(usual (\S+) ms\),"
+            r" slowest (\S+) ms$",
             alert.summary,
         )
         assert said is not None, alert.summary
@@ -512,9 +512,9 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
 def test_where_no_sync_returns_none_has_a_mean() -> None:
     (_, alert), *_ = collapsing([Second(0, 1e-3, float(n), 64 * MB) for n in range(1, 20)])
     assert alert.evidence is not None and "commit_mean_s" not in dict(alert.evidence.facts)
-    said = re.match(r"sda: 0 commits/s instead of \d+, slowest (\d+) ms; ", alert.summary)
+    said = re.match(r"sda: 0 fsync/s \(usually \d+\), .*; slowest (\d+)s$", alert.summary)
     assert said is not None
-    assert float(said.group(1)) == 1e3 * dict(alert.evidence.facts)["oldest_commit_s"]
+    assert float(said.group(1)) == dict(alert.evidence.facts)["oldest_commit_s"]
 
 
 def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean() -> None:
@@ -569,7 +569,7 @@ def test_a_loop_of_short_copies_is_one_culprit() -> None:
     (culprit,) = host.alerts[0].culprits
     assert culprit.several and culprit.dirty_rate == pytest.approx(3 * each)
     assert culprit.pid is not None and culprit.pid >= 5000 + 3 * (seconds - 1)
-    assert "dd (several processes, one is pid " in host.alerts[0].summary
+    assert "dd (several processes" in host.alerts[0].summary
     # Two programs are two, whatever else they share; one process is one.
     host = Watched(core=Memory(mode=Mode.OBSERVE)).usual()
     two = (TaskSample(1, "dd", 7, "sda", each), TaskSample(2, "cp", 7, "sda", each),

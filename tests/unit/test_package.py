@@ -313,6 +313,9 @@ def test_links_of_the_installed_manual_lead_somewhere(installed: Path) -> None:
 def test_installed_paths_agree(installed: Path) -> None:
     unit = (installed / "usr/lib/systemd/system/writebackd.service").read_text()
     commands = re.findall(r"^Exec(?:Start|StopPost)=(/\S+)", unit, re.MULTILINE)
+    options = (installed / "etc/default/writebackd").read_text()
+    assert "EnvironmentFile=-/etc/default/writebackd\n" in unit and '\nOPTIONS=""\n' in options
+    assert "ExecStart=/usr/bin/writebackd $OPTIONS\n" in unit
     assert commands == ["/usr/bin/writebackd", "/usr/bin/writebackctl"]
     for command in commands:
         launcher = installed / command.lstrip("/")

@@ -51,7 +51,7 @@ def applied(rig: Rig, comm: Optional[str], ratio: int = 20) -> str:
 def test_the_originals_applied_again_are_a_yield_of_a_minute(rig: Rig, comm: str) -> None:
     said = applied(rig, comm)
     assert f"{comm} (pid 4242" in said and "/etc/sysctl.d/90-site.conf:1" in said
-    assert "nobody wants another limit; enforcing again after 60 s" in said
+    assert "nobody wants another limit; enforcing again after 1m0s" in said
     rig.tick()
     assert "enforce (yielded, enforcing again in 59s)" in headline(rig.status())
     alert = rig.status()["alerts"][0]

@@ -93,7 +93,7 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
                 "YIELDED: tuned (pid 733) set dirty_bytes=536870912",
                 "enforce (yielded until `writebackctl enforce`)",
                 "tuned (pid 733)",
-                "alert    FOREIGN_WRITER, since",
+                "alert    FOREIGN_WRITER: ",
                 "rivals   mine sets vm.dirty_ratio=40",
                 "writebackctl enforce",
             ],
@@ -110,8 +110,7 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         (
             samples.collapse,
             [
-                "alert    COLLAPSE (critical), since",
-                "2.0 commits/s instead of 2857",
+                "alert    COLLAPSE (critical) sda: 2.0 fsync/s (usually 2857), caused by dd (pid",
                 "pid 4711: dd if=/dev/zero of=dumpfile bs=1024",
                 "done: nothing, observing",
             ],

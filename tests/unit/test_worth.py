@@ -89,7 +89,7 @@ def test_a_wait_counts_for_the_time_it_lasted() -> None:
     each = measure(rows(60) + loose)
     assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
     text = said(rows(60) + loose)
-    assert re.search(r"half of all waiting in commits longer than [\d.]+ ms against 11s", text)
+    assert re.search(r"time-weighted median wait [\d.]+ ms against 11s", text)
     factor = re.search(r"(\d+) times as long as with writebackd", text)
     assert factor is not None and 4_000 < int(factor.group(1)) < 6_000
 

@@ -59,6 +59,7 @@ class Culprit:
     dirty_rate: Optional[float] = None  # bytes per second that it dirtied
     several: bool = False  # processes of that name and cgroup, in turn or at once; pid is of one
     uid: Optional[int] = None  # the owner, where the command line is known
+    exited: bool = False
 
     @property
     def who(self) -> str:
@@ -66,7 +67,9 @@ class Culprit:
         name = self.comm or self.unit or self.container or "an unknown process"
         known = [f"pid {self.pid}"] if self.pid is not None else []
         if self.several:
-            known = ["several processes", *(f"one is {each}" for each in known)]
+            known = ["several processes"]  # a pid of one may be another's by now
+        elif self.exited:
+            known.append("exited")
         for place in (self.unit, self.container and f"container {self.container[:12]}"):
             if place and place != name:
                 known.append(place)

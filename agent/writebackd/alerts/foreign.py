@@ -21,7 +21,7 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
         limits = [intrusion for intrusion in some if intrusion.write.is_limit]
         others = [intrusion for intrusion in some if not intrusion.write.is_limit]
         if limits:
-            # One of the pair is as good as both: everything is let go.
+            # One of the pair is as good as both: everything is released.
             said = memory.yielded or "another process set the limits"
             until = "then" if memory.retry is not None else "`writebackctl enforce`"
             summary = f"{said}; nothing is protected until {until}"

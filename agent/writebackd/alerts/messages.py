@@ -31,18 +31,21 @@ def collapsed(
     name: str, incident: Incident, health: DeviceHealth, usual: Optional[Baseline], cause: Cause,
     culprits: Sequence[Culprit], limit: str = "",
 ) -> str:
-    """One line: how far below the device's baseline, why, who; `limit`: the limiting limit."""
+    """One line: how far below the device's baseline, the cause; `limit`: the limiting limit."""
     text = (
-        f"{name}: {formats.count(incident.sync_rate)} commits/s instead of"
-        f" {formats.count(health.sync_rate)}"
+        f"{name}: {formats.count(incident.sync_rate)} fsync/s (usually"
+        f" {formats.count(health.sync_rate)})"
     )
+    who = ", ".join(culprit.who for culprit in culprits)
+    if who and cause is Cause.FLOOD:
+        text += f", caused by {who}"
+    else:
+        text += f", {WHY[cause]}{limit}" + (f": {who}" if who else "")
     mean_s = incident.syncs.mean()
     if mean_s is not None:
-        text += f", mean {formats.milliseconds(mean_s)} ms"
-        text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
-    text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
-    who = ", ".join(culprit.who for culprit in culprits)
-    return f"{text}; {WHY[cause]}{limit}" + (f": {who}" if who else "")
+        text += f"; mean {formats.latency(mean_s)}"
+        text += f" (usual {formats.latency(usual.latency_s)})" if usual is not None else ""
+    return f"{text}{';' if mean_s is None else ','} slowest {formats.latency(incident.slowest_s)}"
 
 
 def limit(limit_bytes: int, memory: Memory) -> str:
@@ -59,8 +62,8 @@ def limit(limit_bytes: int, memory: Memory) -> str:
 
 def degraded(name: str, incident: Incident, usual: Baseline) -> str:
     return (
-        f"{name}: a small write takes {formats.milliseconds(incident.writes.quantile(0.5))} ms"
-        f" instead of {formats.milliseconds(usual.latency_s)}; {WHY[Cause.WRITE_THROUGH]}"
+        f"{name}: a small write takes {formats.latency(incident.writes.quantile(0.5))}"
+        f" (usually {formats.latency(usual.latency_s)}), {WHY[Cause.WRITE_THROUGH]}"
     )
 
 
@@ -87,12 +90,12 @@ def exhausted(
 ) -> str:
     """`floor_bytes`: the limit in force in this tick, which cannot be lowered further."""
     p99_s = incident.syncs.quantile(0.99)
-    slow = f"slowest {formats.milliseconds(incident.slowest_s)} ms"
+    slow = f"slowest {formats.latency(incident.slowest_s)}"
     if p99_s is not None:
-        slow = f"p99 {formats.milliseconds(p99_s)} ms"
+        slow = f"p99 {formats.latency(p99_s)}"
     floor = f", {formats.size(floor_bytes)}" if floor_bytes is not None else ""
     return (
-        f"{name}: commits {slow} (objective {formats.milliseconds(objective_s)} ms), and the limit"
+        f"{name}: commits {slow} (objective {formats.latency(objective_s)}), and the limit"
         f" is at its floor{floor}; {WHY[cause]}"
     )
 
@@ -132,6 +135,8 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
         return "nothing, the limits are refused or switched off: see `writebackctl status`"
     mine = next((device for device in decision.devices if device.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
-    if decision.limit_bytes is None:
+    cap = memory.caps.get(name)
+    limit = cap.bytes if cap is not None and cap.in_force else decision.limit_bytes
+    if limit is None:
         return f"no limit set yet{state}"
-    return f"holds the limit at {formats.size(decision.limit_bytes)}{state}"
+    return f"holds the limit at {formats.size(limit)}{state}"

@@ -15,7 +15,15 @@ from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_answer, width
-from writebackd.cli.status_screen import Paint, clean, labelled, moment, wants_colour, wrapped
+from writebackd.cli.status_screen import (
+    Paint,
+    alert_line,
+    clean,
+    labelled,
+    moment,
+    wants_colour,
+    wrapped,
+)
 from writebackd.command_line import complain
 from writebackd.notify.alert_text import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
@@ -115,11 +123,7 @@ def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
     """Exit code and output of a Nagios plugin: a line with figures after a bar, then the rest."""
     critical = sum(each["severity"] == "critical" for each in active)
     code = _CRITICAL if critical else _WARNING if active else _OK
-    said = [
-        f"{each['name']} on {each['device'] or 'the host'} ({each['cause']}): {each['summary']}"
-        for each in active
-    ]
-    lines = [_line(text) for text in said]
+    lines = [_line(alert_line(each)) for each in active]
     first = lines[0] if lines else "no alerts"
     if len(lines) > 1:
         first = f"{len(lines)} alerts, {first}"

@@ -51,7 +51,7 @@ def request(
         raise CommandError(f"no access to {path}: try again with sudo", NOT_PERMITTED) from None
     except BlockingIOError:  # EAGAIN: a timed call ran out of time
         raise NoAnswer(
-            f"writebackd does not answer within {timeout_s:.0f} s: see its log,"
+            f"writebackd does not answer within {timeout_s:.0f}s: see its log,"
             " `systemctl status writebackd`",
             NO_DAEMON,
         ) from None

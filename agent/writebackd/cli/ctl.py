@@ -24,7 +24,7 @@ _FRONT = (
     "policy match", "doctor",
 )  # fmt: skip
 _EXIT_CODES = """\
-exit codes: 0 good; 1 bad news (verify, doctor, drain, restore, trial, replay, recommend,
+exit codes: 0 success; 1 check failed (verify, doctor, drain, restore, trial, replay, recommend,
 calibrate); 2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 GOOD = 0
-BAD_NEWS = 1  # the answer is bad news: verify found a difference, doctor a blocker
+BAD_NEWS = 1  # a check failed: verify found a difference, doctor a blocker
 USAGE = 2  # wrong use or wrong configuration
 NO_DAEMON = 3
 NOT_PERMITTED = 4

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The status screen, rendered from the status answer alone.
 
-The daemon's live screen and `writebackctl status` are the same text.  States
-are words, so colour is never needed; unknown values are '-'.
+States are words, so colour is never needed; unknown values are '-'.
 """
 
 from __future__ import annotations
@@ -136,12 +135,14 @@ def verdict_lines(answer: Answer, width: int, paint: Paint) -> List[str]:
     return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
 
 
+def alert_line(alert: Answer) -> str:
+    return formats.alert(alert["name"], alert["device"], alert["severity"], alert["summary"])
+
+
 def _alert_lines(alert: Answer, width: int, paint: Paint) -> List[str]:
     """The alert, its start, its culprit with command line, and what was done."""
-    critical = alert["severity"] == "critical"
-    name = f"{alert['name']} (critical)" if critical else alert["name"]
-    text = f"{name}, {_since(alert['since'])}: {alert['summary']}"
-    role = "critical" if critical else "warning"
+    text = f"{alert_line(alert)}; {_since(alert['since'])}"
+    role = "critical" if alert["severity"] == "critical" else "warning"
     lines = [paint(line, role) for line in labelled("alert", text, width)]
     for culprit in alert["culprits"]:
         if culprit["cmdline"] and culprit["cmdline"] not in alert["summary"]:
@@ -174,9 +175,8 @@ def _lever_value(lever: Answer, value: Optional[int]) -> str:
 
 
 def _safety_line(lease: Answer) -> str:
-    within = (lease["remaining_s"] or 0.0) + _WATCHER_S
-    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within"
-    text += f" {formats.duration(round(within))}"
+    within = formats.duration(round((lease["remaining_s"] or 0.0) + _WATCHER_S))
+    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within {within}"
     if not lease["lost"]:
         return text
     times = "once" if lease["lost"] == 1 else f"{lease['lost']} times"

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
-from writebackd.cli.status_screen import clean, fit, headline, limit_line, mount_point
+from writebackd.cli.status_screen import alert_line, clean, fit, headline, limit_line, mount_point
 from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
 
 _STYLES = {
@@ -110,7 +110,7 @@ class View:
         ]
         if status["reason"]:
             lines.append(_line(f"why   {status['reason']}", width))
-        warnings = [f"{each['name']}: {each['summary']}" for each in status["alerts"]]
+        warnings = [alert_line(each) for each in status["alerts"]]
         warnings += [str(each) for each in status["warnings"]]
         room = 1 if height < 30 else 4
         if len(warnings) > room:

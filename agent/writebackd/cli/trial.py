@@ -81,7 +81,7 @@ class _TrialRun:
         plan, begun = self._plan, self._begun
         cut = f", cut to {formats.size(begun['limit_bytes'])}" if begun["cut"] else ""
         self._show(
-            f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s,"
+            f"trial of {plan.device}: {len(plan.arms)} blocks of {formats.duration(plan.block_s)},"
             f" {formats.duration(plan.duration_s)}, seed {self._seed}; Ctrl-C ends it"
         )
         self._show(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from writebackd import formats
 from writebackd.control import reasons
 from writebackd.control.destage import plan_destage
 from writebackd.control.device_decision import decide_device, kernel_floor_bytes
@@ -292,7 +293,7 @@ def _noted(memory: Memory, sample: Sample) -> Memory:
             if len(retried_s) < REAPPLIED_MOST:
                 retried_s += (sample.time_s,)
                 retry = Retry(sample.time_s + REAPPLIED_S)
-                again += f"; enforcing again after {REAPPLIED_S:g} s"
+                again += f"; enforcing again after {formats.duration(REAPPLIED_S)}"
             yielded += f" ({again})"
     return replace(
         memory, intrusions=tuple(known.values())[-MOST_INTRUSIONS:], yielded=yielded, retry=retry,

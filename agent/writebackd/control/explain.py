@@ -59,7 +59,7 @@ def what_next(
         return f"{text[0].upper()}{text[1:]}."
     rate = ""
     if objective is not None:
-        rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
+        rate = f" ({objective.min_sync_rate:g}/s over {formats.duration(DEMAND_WINDOW_S)})"
     follows = "The target follows the drain rate"
     if decision.target_bytes is None:
         follows = "The original limits stay until there is a lasting flood"
@@ -112,16 +112,17 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
     if estimate.demand_known:
         text = f"{formats.count(estimate.sync_rate or 0.0)} commits/s"
         if estimate.commit_p50_s is not None:
-            text += f", p50 {_ms(estimate.commit_p50_s)}, p99 {_ms(estimate.commit_p99_s)}"
+            text += f", p50 {formats.latency(estimate.commit_p50_s)}"
+            text += f", p99 {formats.latency(estimate.commit_p99_s)}"
         if estimate.oldest_commit_s > (estimate.commit_p99_s or 0.0):
-            text += f", oldest pending {_ms(estimate.oldest_commit_s)}"
+            text += f", oldest pending {formats.latency(estimate.oldest_commit_s)}"
         if estimate.baseline_s is not None:
-            text += f", unloaded {_ms(estimate.baseline_s)}"
+            text += f", unloaded {formats.latency(estimate.baseline_s)}"
         steps.append(text)
     if estimate.commit_write_share is not None:
         steps.append(
             f"commits wait in write(): {formats.percent(estimate.commit_write_share)} of their"
-            f" time; fsync p99 {_ms(estimate.fsync_p99_s)}"
+            f" time; fsync p99 {formats.latency(estimate.fsync_p99_s)}"
         )
     elif estimate.commit_p50_s is not None:
         steps.append("sleep in write() not visible on this kernel: times are of fsync alone")
@@ -131,12 +132,8 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
 
 
 def _relation(basis: Basis, estimate: Estimate) -> str:
-    text = f"objective p99 {_ms(basis.objective_s)}"
+    text = f"objective p99 {formats.latency(basis.objective_s)}"
     if basis.delay_s is None:
         return text
     once = " once the drain rate is known" if estimate.drain_rate is None else ""
-    return f"{text}; a flood's limit is what drains in {_ms(basis.delay_s)}{once}"
-
-
-def _ms(seconds: Optional[float]) -> str:
-    return "unknown" if seconds is None else f"{formats.milliseconds(seconds)} ms"
+    return f"{text}; a flood's limit is what drains in {formats.latency(basis.delay_s)}{once}"

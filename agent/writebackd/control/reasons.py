@@ -31,14 +31,15 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                 f"the limit is multiplied by {SEEK:g} as long as that raises throughput by"
                 f" {formats.percent(PAYS - 1)}"),
     Rule.MEASURE: ("drain rate unknown, a larger limit did not raise throughput",
-                   f"the drain rate is measured over {SHOWN_S:g} s with a full write cache"),
+                   f"the drain rate is measured over {formats.duration(SHOWN_S)} with a full write"
+                   " cache"),
     Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
     Rule.FILLING: ("write cache has room, and takes more than the drain rate",
                    "once it is full, the limit is what drains in the allowed delay"),
     Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate, or no"
                  " commit was slow",
-                 f"every {CYCLE_S:g} s the limit rises, to {STRETCH:g} times what drains in the"
-                 " allowed delay at most, or falls back"),
+                 f"every {formats.duration(CYCLE_S)} the limit rises, to {STRETCH:g} times what"
+                 " drains in the allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",
                  "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
@@ -95,7 +96,7 @@ def judged(estimate: Estimate, basis: Optional[Basis]) -> Optional[Judgement]:
     met = waits_s <= basis.objective_s
     sign = "within" if met else ">"
     return Judgement(
-        met, f"{longest(estimate)} {sign} {_ms(basis.objective_s)} ms",
+        met, f"{longest(estimate)} {sign} {formats.latency(basis.objective_s)}",
         waits_s / basis.objective_s,
     )  # fmt: skip
 
@@ -105,8 +106,8 @@ def longest(estimate: Estimate) -> str:
     p99_s, oldest_s = estimate.commit_p99_s or 0.0, estimate.oldest_commit_s
     if oldest_s > p99_s:
         where = "fsync" if oldest_s <= estimate.oldest_fsync_s else "commit, in write(),"
-        return f"oldest pending {where} {_ms(oldest_s)} ms"
-    return f"p99 {_ms(p99_s)} ms"
+        return f"oldest pending {where} {formats.latency(oldest_s)}"
+    return f"p99 {formats.latency(p99_s)}"
 
 
 # ---- a device's target -----------------------------------------------------
@@ -136,7 +137,7 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis, after: 
 def _drains(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """What the limit has to do with the delay that the policy allows."""
     rate, delay_s = estimate.drain_rate or 0.0, basis.delay_s or 0.0
-    drains = f"drains in {_ms(delay_s)} ms at {formats.size(rate)}/s"
+    drains = f"drains in {formats.latency(delay_s)} at {formats.size(rate)}/s"
     exact = rate * delay_s / estimate.limit_share
     if target_bytes < 0.99 * exact:
         return f"the largest limit allowed, less than what {drains}"
@@ -167,7 +168,7 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
         return ""
     floor = basis.floor_bytes / estimate.limit_share
     smaller = target_bytes * basis.objective_s / p99
-    text = f"; p99 {_ms(p99)} ms misses {_ms(basis.objective_s)} ms"
+    text = f"; p99 {formats.latency(p99)} misses {formats.latency(basis.objective_s)}"
     if smaller < floor or not estimate.drain_rate:
         return text
     # Latency is proportional to the limit; below the knee the rate is as well.
@@ -272,7 +273,3 @@ def trial(running: Trial) -> str:
 def next_step(rule: Rule) -> str:
     """What the law does next after `rule`, which is one of a limit."""
     return _WORDS[rule][1]
-
-
-def _ms(seconds: float) -> str:
-    return formats.milliseconds(seconds)

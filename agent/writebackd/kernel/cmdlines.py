@@ -39,6 +39,11 @@ class CommandLines:
         """The command line; None: unknown, or not read yet."""
         return self._known.get((pid, comm))
 
+    def is_gone(self, pid: int, comm: str) -> bool:
+        """Whether the process has exited, or the number is another's by now."""
+        now = self._files.try_read(f"/proc/{pid}/comm")
+        return now is None or now.rstrip("\n") != comm
+
     def ask(self, processes: Iterable[Process]) -> None:
         """Have unknown command lines read. Never blocks; one thread at a time."""
         wanted = [each for each in processes if each not in self._known]
@@ -53,9 +58,8 @@ class CommandLines:
             self._known[process] = self._line(*process)
 
     def _line(self, pid: int, comm: str) -> Optional[CommandLine]:
-        now = self._files.try_read(f"/proc/{pid}/comm")
-        if now is None or now.rstrip("\n") != comm:
-            return None  # gone, or another process by now
+        if self.is_gone(pid, comm):
+            return None
         try:
             # Of one open file: a number given away in between has another owner.
             text, uid = self._files.read_owned(f"/proc/{pid}/cmdline")

@@ -30,24 +30,20 @@ def runbook_of(alert: Alert, base: str = RUNBOOK) -> str:
     return f"{base}#{alert.name.value.lower()}"
 
 
-def where(alert: Alert) -> str:
-    return "the host" if alert.device is None else line(alert.device)
-
-
 def who(culprit: Culprit) -> str:
     """A culprit in one line: dd (pid 4242, backup.service) 310M/s: dd if=/dev/zero ..."""
     return line(f"{culprit.who}: {culprit.cmdline}" if culprit.cmdline else culprit.who)
 
 
 def headline(event: AlertEvent) -> str:
-    """The alert in one line, without numbers."""
+    """What happened in one line, with one cause, in every route and in the history."""
     alert = event.alert
-    name = f"{alert.name.value} on {where(alert)}"
     if event.what is EventKind.END:
         lasted = formats.duration(max(0.0, event.wall_s - alert.since_s))
-        return f"{name} is over after {lasted} ({alert.cause.value})"
-    text = f"{alert.severity.value} {name}: {alert.cause.value}"
-    return f"{text} ({event.changed})" if event.what is EventKind.CHANGE else text
+        where = "the host" if alert.device is None else alert.device
+        return line(f"{alert.name.value} on {where} is over after {lasted} ({alert.cause.value})")
+    text = formats.alert(alert.name.value, alert.device, alert.severity.value, alert.summary)
+    return line(f"{text} ({event.changed})" if event.what is EventKind.CHANGE else text)
 
 
 def alert_json(alert: Alert, base: str = RUNBOOK) -> Dict[str, Any]:

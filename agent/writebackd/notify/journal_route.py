@@ -48,11 +48,8 @@ def fields(event: AlertEvent, runbook: str) -> Dict[str, Any]:
     """All fields of the entry; only PRIORITY is a number."""
     alert = event.alert
     over = event.what is EventKind.END
-    text = headline(event)
-    if not over:
-        text += f": {line(alert.summary)}"
     entry: Dict[str, Any] = {
-        "MESSAGE": text,
+        "MESSAGE": headline(event),
         "MESSAGE_ID": MESSAGE_IDS[event.what],
         "PRIORITY": _OVER if over else _PRIORITY[alert.severity],
         "SYSLOG_IDENTIFIER": "writebackd",

@@ -64,7 +64,6 @@ def body(event: AlertEvent, host: str, runbook: str) -> List[str]:
     alert = event.alert
     since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(alert.since_s))
     lines = [headline(event), "", f"host     {line(host)}", f"since    {since}"]
-    lines.append(f"what     {line(alert.summary)}")
     facts = fact_lines(alert)
     if facts:
         lines.append(f"evidence {facts}")

@@ -151,6 +151,13 @@ class Policy(keys.PolicySection):
 
     def unresolved(self, devices: Sequence[Device]) -> List[str]:
         """A warning for each link, WWN or mount point in the policy that names no device now."""
+        known = self._answers.get((None,))
+        if known is None or known[0] is not devices:
+            known = self._answers[None,] = (devices, self._unresolved(devices))
+        lines: List[str] = known[1]
+        return lines
+
+    def _unresolved(self, devices: Sequence[Device]) -> List[str]:
         written = {each.glob: f"[device {each.glob}] ({each.origin})"
                    for each in reversed(self.devices.settings)}
         for key, globs in (("include", self.devices.include), ("exclude", self.devices.exclude)):

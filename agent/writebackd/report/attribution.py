@@ -42,18 +42,24 @@ def name_writers(
 
 
 def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Alert, ...]:
-    """The same alerts with the command lines of their culprits, as far as known."""
+    """The same alerts with the command lines of their culprits, as far as known, and who exited."""
     missing, named = [], []
     for alert in alerts:
-        culprits = []
+        culprits, summary = [], alert.summary
         for each in alert.culprits:
             if each.cmdline is None and each.pid is not None and each.comm is not None:
                 missing.append((each.pid, each.comm))
                 line = lines.of(each.pid, each.comm)
                 if line is not None:
                     each = replace(each, cmdline=line.text, uid=line.uid)
+            if each.pid is not None and each.comm is not None and not each.several:
+                if lines.is_gone(each.pid, each.comm):
+                    gone = replace(each, exited=True)
+                    each, summary = gone, summary.replace(each.who, gone.who)
             culprits.append(each)
-        named.append(replace(alert, culprits=tuple(culprits)) if culprits else alert)
+        if culprits:
+            alert = replace(alert, culprits=tuple(culprits), summary=summary)
+        named.append(alert)
     if missing:
         lines.ask(missing)
     return tuple(named)

@@ -34,7 +34,7 @@ def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample
         return devices
     bare = wanted[5:] if wanted.startswith("/dev/") else wanted
     exact = [d for d in devices if bare in (d.device.name, d.device.devno)]
-    chosen = exact or [d for d in devices if wanted in [fs[2] for fs in d.device.filesystems]]
+    chosen = exact or [d for d in devices if wanted in d.device.names]
     chosen = chosen or [d for d in devices if bare in d.device.leaves]
     if not chosen:
         names = ", ".join(d.device.name for d in devices) or "none"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
+from writebackd.formats import latency
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 
@@ -242,7 +243,7 @@ def headline(effects: Sequence[Effectiveness]) -> str:
         text += f"; p99 {_against(held.p99_s, loose.p99_s)}"
         if _hides(held) or _hides(loose):
             waits = _against(held.wait_s, loose.wait_s)
-            text += f"; half of all waiting in commits longer than {waits}"
+            text += f"; time-weighted median wait {waits}"
         return text
     if held.span_s:
         little = f"only {formats.duration(loose.span_s)} " if loose.span_s else "not "
@@ -255,7 +256,7 @@ def _half(stretch: Period) -> str:
         return f"none returned, longest wait {latency(stretch.longest_s)},"
     text = f"{_rate(stretch)}, p99 {latency(stretch.p99_s)}"
     if _hides(stretch):
-        text += f", half of all waiting in commits longer than {latency(stretch.wait_s)}"
+        text += f", time-weighted median wait {latency(stretch.wait_s)}"
     return text
 
 
@@ -377,13 +378,6 @@ def _compared(held: Period, loose: Period) -> str:
         # Who waits asks less often, and so has less weight in a quantile.
         return f"commits waited as long as with writebackd, but fewer came; {rates}"
     return f"no difference beyond chance; {rates}"
-
-
-def latency(seconds: Optional[float]) -> str:
-    """A latency with two significant digits, the precision of a histogram."""
-    if seconds is None:
-        return "unknown"
-    return formats.duration(seconds) if seconds >= 0.995 else f"{formats.milliseconds(seconds)} ms"
 
 
 def _share(share: float) -> str:

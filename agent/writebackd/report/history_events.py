@@ -7,7 +7,7 @@ import json
 from typing import List, Optional, Sequence, Tuple
 
 from writebackd.notify import AlertEvent, EventKind
-from writebackd.notify.alert_text import alert_event_json, headline, line
+from writebackd.notify.alert_text import alert_event_json, headline
 from writebackd.notify.journal_fields import LIMITS
 from writebackd.policy.timetable import Open
 from writebackd.report.history_schema import Event
@@ -76,7 +76,7 @@ def alert_events(happened: Sequence[AlertEvent], host: str, runbook: str) -> Lis
             device=each.alert.device,
             decision_id=each.id,
             state=RESOLVED if each.what is EventKind.END else each.alert.severity.value,
-            text=f"{headline(each)}: {line(each.alert.summary)}",
+            text=headline(each),
             alert=json.dumps(alert_event_json(each, host, runbook)),
         )
         for each in happened

@@ -149,11 +149,9 @@ def _gauges(snapshot: Snapshot) -> Sequence[Value]:
     sample, probe, memory = snapshot.sample, snapshot.probe, snapshot.memory
     vm, decision, window = sample.vm, snapshot.decision, snapshot.window
     limit, background = original_bytes(snapshot)
-    writing = (
-        snapshot.mode is Mode.ENFORCE and memory.yielded is None and snapshot.off is None
-    )
     return (
-        ("enforcing", "Whether limits are set: not observing, yielded or switched off.", writing),
+        ("enforcing", "Whether limits are set: not observing, yielded or switched off.",
+         snapshot.sets_limits),
         ("yielded", "Whether another process set the limits, which are left in force.",
          memory.yielded is not None),
         ("held_off", "Whether a kill-switch file exists.", snapshot.off is not None),

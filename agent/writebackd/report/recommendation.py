@@ -20,6 +20,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.estimate.estimator import objective_s
+from writebackd.formats import latency
 from writebackd.policy.schema import DevicePolicy
 from writebackd.report.calibration_store import Calibrated
 from writebackd.report.device_figures import Figures
@@ -27,7 +28,6 @@ from writebackd.report.effectiveness import (
     LEAST_S,
     WHOLE,
     Effectiveness,
-    latency,
     measure,
     outside,
     spells,

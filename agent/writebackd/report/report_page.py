@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from writebackd import formats
+from writebackd.formats import latency
 from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.report.device_figures import STEP_S, Figures
 from writebackd.report.device_plot import Mark, bins, device_plot
@@ -16,7 +17,6 @@ from writebackd.report.effectiveness import (
     Effectiveness,
     Period,
     headline,
-    latency,
     measure,
     number,
     sentences,
@@ -226,7 +226,7 @@ def _compared(each: Effectiveness) -> str:
     ]
     head = (
         "", "time", "limit", "written", "commits", "per second", "p50", "p99",
-        "half of waiting above", "longest seen",
+        "time-weighted median wait", "longest seen",
     )  # fmt: skip
     return table(head, rows) if rows else ""
 

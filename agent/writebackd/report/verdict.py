@@ -30,13 +30,12 @@ def verdict_json(snapshot: Snapshot) -> Json:
     seen = _look(snapshot)
     code, device, text = _verdict(snapshot, seen)
     since_s = _standing(snapshot, code, seen).since_s
-    if code in _LASTING:
-        text += _lasts(snapshot, since_s, ", for")
+    lasts = _lasts(snapshot, since_s) if code in _LASTING else ""
     return {
         "code": code.value,
         "device": device,
         "since_s": finite(since_s),
-        "text": f"{code.value.replace('_', ' ')}: {text}",
+        "text": f"{code.value.replace('_', ' ')}{lasts}: {text}",
     }
 
 
@@ -98,7 +97,7 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
     if managed and not any(snapshot.estimates[each.name].demand_known for each in managed):
         return (
             VerdictCode.BLIND, None,
-            f"probe {snapshot.probe.backend} does not see fsync; `writebackctl doctor` says why",
+            f"probe {snapshot.probe.backend} does not see fsync; run `writebackctl doctor`",
         )
     device = seen.judged[0][0] if seen.judged else None
     well = f"{device} {seen.judged[0][1].text}" if seen.judged else _not_judged(snapshot)
@@ -118,9 +117,9 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
     return VerdictCode.OK, device, f"{well}, {_limit(snapshot, device)}"
 
 
-def _lasts(snapshot: Snapshot, since_s: float, how: str = " for") -> str:
+def _lasts(snapshot: Snapshot, since_s: float) -> str:
     for_s = snapshot.sample.wall_s - since_s
-    return f"{how} {formats.duration(for_s)}" if for_s >= 1.0 else ""
+    return f" for {formats.duration(for_s)}" if for_s >= 1.0 else ""
 
 
 def _more(others: Sequence[object]) -> str:

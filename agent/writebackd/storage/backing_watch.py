@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
+from writebackd import formats
 from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
@@ -168,4 +169,4 @@ def _age(report: CollectorReport, now_s: float) -> str:
     age_s = now_s - report.boottime_s
     if age_s < 0:
         return "of another boot"
-    return f"{age_s / 60:.0f} minutes old" if age_s >= 60 else f"{age_s:.0f} s old"
+    return f"{formats.duration(round(age_s))} old"

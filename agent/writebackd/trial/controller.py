@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
+from writebackd import formats
 from writebackd.alerts.alert_types import Alert
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
@@ -112,7 +113,8 @@ class TrialController:
             raise RequestError(f"no trial now: {refused}", _BAD_NEWS)
         limit = bound(snapshot, policy, plan.ceiling_s)
         rate = sync_rate(snapshot, plan.device)
-        text = f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s"
+        block = formats.duration(plan.block_s)
+        text = f"trial of {plan.device}: {len(plan.arms)} blocks of {block}"
         try:
             self._begin(text)
         except (OSError, ValueError) as error:

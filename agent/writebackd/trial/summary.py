@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 from writebackd import formats
+from writebackd.formats import latency
 from writebackd.report.device_figures import Figures
-from writebackd.report.effectiveness import latency
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Block, Difference, Result
 from writebackd.trial.plan import LEAST_PAIRS, Plan
 

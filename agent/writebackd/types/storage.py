@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Optional, Tuple
 
 # Write caches of the kernel, by the source that reports them.
@@ -32,7 +33,7 @@ class Device:
     identity: Optional[str] = None
     links: Tuple[str, ...] = ()  # udev's, of the device and its mounted partitions: /dev/disk/...
 
-    @property
+    @cached_property
     def names(self) -> Tuple[str, ...]:
         """Names that stay when the kernel numbers its disks anew: links and mount points."""
         return (*self.links, *(mount for _, _, mount in self.filesystems))

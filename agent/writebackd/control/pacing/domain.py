@@ -254,7 +254,7 @@ class PaceTick:
             if problem:
                 return self._bar(memory, barred_s, problem)
         if memory.in_force_s is None:
-            # What is seen is still the flood as it was, and no word on the rate.
+            # What is seen is still the flood as it was: the rate is unknown.
             if set(flooding) != set(memory.rates):
                 memory = divide(memory, rate, flooding)
             return memory, f"{_names(memory)} to be held at {_speed(rate)}: not in force yet"
