@@ -113,9 +113,9 @@ class TickReport:
         self._started_wall_s = time.time()
         policy = self.policies.policy
         log.info(
-            "writebackd %s, Linux %s, probe %s, policy %s (%s), mode %s", __version__,
+            "writebackd %s, Linux %s, probe %s, policy %s, mode %s", __version__,
             os.uname().release, self.monitor.sampler.probe.info().backend, policy.name,
-            policy.chosen, self.state.memory.mode.value,
+            self.state.memory.mode.value,
         )  # fmt: skip
 
     def tick(

@@ -194,7 +194,7 @@ def test_another_cause_is_told_when_it_holds() -> None:
         causes.append(host.alerts[0].cause)
     assert causes.count(Cause.FLOOD) == 16  # 8 until it is sure, and 10 in which it holds
     assert set(causes[16:]) == {Cause.DEVICE}
-    assert "3.0 commits/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
+    assert "3.0 fsync/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
 
 
 def test_limits_that_are_not_in_force_hold_nothing() -> None:

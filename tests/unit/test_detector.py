@@ -146,7 +146,7 @@ def test_a_flood_that_fsyncs_is_a_flood_of_the_program_that_dirtied_it() -> None
     (alert,) = host.alerts
     assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
     assert [(each.pid, each.dirty_rate) for each in alert.culprits] == [(4711, 1000.0 * MB)]
-    assert "writes of this host flood the device: dd (pid 4711, backup.service)" in alert.summary
+    assert "caused by dd (pid 4711, backup.service)" in alert.summary
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from writebackd.kernel.uevents import Uevents, open_uevents
 from writebackd.types.storage import Device
 
 MANY = 1024
-READS_EACH, READS_ONCE = 10, 16  # files, directories and links: of each disk with its partition
+READS_EACH, READS_ONCE = 12, 16  # files, directories and links: of each disk with its partition
 
 
 @pytest.fixture

@@ -165,6 +165,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     live = args.live and sys.stdout.isatty()
     unlocked = memory_lock.lock_used()  # before the first thread, which is the log's
     listener = _start_logging(args.verbose, quiet=live)
+    log.info("policy %s: %s", first.name, first.chosen)
     if args.policy is None:
         _warn_unused_drop_ins(first, args.config_dir)
     if unlocked:

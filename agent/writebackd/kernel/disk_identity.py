@@ -92,7 +92,8 @@ def links_of(files: KernelFiles, devnos: Iterable[str]) -> Tuple[str, ...]:
 
     From its data: in the unit /dev is private, and has none of them.
     """
-    links = (f"/dev/{name}" for devno in devnos for name in _lines(files, devno, "S:"))
+    known = dict.fromkeys(devnos)
+    links = (f"/dev/{name}" for devno in known for name in _lines(files, devno, "S:"))
     return tuple(dict.fromkeys(links))
 
 
