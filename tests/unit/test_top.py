@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import psutil
 import pytest
@@ -30,7 +30,7 @@ from writebackd.cli import io_waits
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.io_waits import Delays, Wait, Waits
 from writebackd.cli.top import _has_blocks, _parts, _Terminal
-from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
+from writebackd.cli.top_state import HELP, KEPT, SORTS, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json
@@ -71,12 +71,9 @@ def filled(made: Optional[Snapshot] = None, ticks: int = 30) -> Top:
     return top
 
 
-def press(top: Top, *keys: str) -> Optional[Order]:
-    order = None
+def press(top: Top, *keys: str) -> None:
     for key in keys:
-        go_on, order = top.press(key)
-        assert go_on
-    return order
+        assert top.press(key)
 
 
 # ---- keys --------------------------------------------------------------
@@ -94,42 +91,9 @@ def test_sorting_goes_round() -> None:
     assert orders[-1][0] == SORTS[0]
 
 
-@pytest.mark.parametrize(
-    "keys, order",
-    [
-        (("p", *"15M", "\r", "y"), ("pin", {"bytes": 15 << 20})),
-        (("p", *"155M", "\x7f", "\x7f", "M", "\r", "Y"), ("pin", {"bytes": 15 << 20})),
-        (("r", "y"), ("release", {})),
-        (("m", "y"), ("mode", {"mode": "observe"})),
-    ],
-)
-def test_an_order_needs_a_yes(keys: Tuple[str, ...], order: Tuple[str, Dict[str, Any]]) -> None:
-    done = press(filled(), *keys)
-    assert done is not None and (done.verb, done.args) == order
-    for no in ("n", "\x1b", "\r", " ", "q"):
-        top = filled()
-        assert press(top, *keys[:-1], no) is None
-        assert (top.pending, top.message) == (None, "nothing changed")
-
-
-@pytest.mark.parametrize("typed", ["", "x", "0", "-3M", "99999999P"])
-def test_a_pin_that_makes_no_sense_asks_nothing(typed: str) -> None:
-    top = filled()
-    assert press(top, "p", *typed, "\r", "y") is None
-    assert top.pending is None
-
-
-def test_observe_offers_enforce() -> None:
-    order = press(filled(samples.observe()), "m", "y")
-    assert order is not None and order.args == {"mode": "enforce"}
-
-
 def test_quitting_and_scrolling() -> None:
     top = filled()
-    assert top.press("q") == (False, None) and top.press("\x03") == (False, None)
-    press(top, *"p1")
-    assert top.press("\x03")[0] is False  # also out of a question
-    top = filled()
+    assert not top.press("q") and not top.press("\x03")
     press(top, "k", "j", "\x1b[B")
     assert top.offset == 2
     press(top, *"j" * 99)
@@ -154,7 +118,7 @@ def test_a_tick_is_one_point_and_old_ones_go() -> None:
 def test_every_situation_fits(name: str, size: Tuple[int, int], colour: bool) -> None:
     width, height = size
     top = filled(samples.ALL[name](), ticks=3)
-    for keys in ((), ("g",), ("?",), ("\x1b", "m"), ("\x1b", "p")):
+    for keys in ((), ("g",), ("?",)):
         press(top, *keys)
         lines = View(colour, blocks=True).lines(top, width, height)
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
@@ -494,21 +458,14 @@ def test_in_a_small_terminal(daemon: FakeDaemon, terminal: Open) -> None:
         time.sleep(0.25)
     assert re.search("▄[▄▅]*▆", shown.until("▆"))
     assert "\x1b[32m" in shown.text("-e")  # guard is green
-    shown.keys("p", "1", "6", "M", "Enter")
-    shown.until("pin the limit to 16M until `release` or a reboot? y/n")
-    assert "pin" not in [verb for verb, _ in daemon.requests]
-    shown.keys("y")
-    shown.until("pinned to 16M")
-    assert ("pin", {"bytes": 16 << 20}) in daemon.requests
-    shown.keys("m", "n")
-    shown.until("nothing changed")
-    assert "mode" not in [verb for verb, _ in daemon.requests]
+    shown.keys("p", "r", "m", "y")
     shown.keys("g")
     shown.until("/system.slice/postgresql@15-main.service")
     shown.keys("?")
     assert HELP[0] in shown.until("each step is a factor of 3")
     shown.keys("Escape", "q")
     shown.until("ended with 0")
+    assert {verb for verb, _ in daemon.requests} == {"status", "top"}  # no key changes anything
 
 
 def test_in_a_large_terminal_that_gets_small(terminal: Open) -> None:

@@ -74,7 +74,10 @@ def _before(view: DeviceView) -> Dict[Program, Dirtied]:
     """Who dirtied the backlog: the most recently dirtied pages, up to its size."""
     left = view.backlog_bytes
     dirtied_by: Dict[Program, Dirtied] = {}
-    for tick in reversed(view.tick.heavy[:-1] if _is_now(view) else view.tick.heavy):
+    heavy = view.tick.heavy
+    if heavy and heavy[-1].time_s == view.tick.sample.time_s:  # the sums contain it already
+        heavy = heavy[:-1]
+    for tick in reversed(heavy):
         tasks = [task for task in tick.tasks if task.device in (view.name, None)]
         dirtied = sum([task.dirtied_bytes for task in tasks])
         share = min(1.0, left / dirtied) if dirtied else 0.0
@@ -83,11 +86,6 @@ def _before(view: DeviceView) -> Dict[Program, Dirtied]:
             _add_task(dirtied_by, part, share * tick.dt_s, task.cgroup)
         left -= share * dirtied
     return dirtied_by
-
-
-def _is_now(view: DeviceView) -> bool:
-    """Whether the last heavy tick is this one, which the sums already contain."""
-    return bool(view.tick.heavy) and view.tick.heavy[-1].time_s == view.tick.sample.time_s
 
 
 def _add_task(

@@ -31,7 +31,7 @@ from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.find import search_dirs
 from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.learned_store import MAX_BYTES, decode
-from writebackd.storage import report_file as raid_report
+from writebackd.storage.report_file import MOST_FILE
 
 _DAY_S = 86400.0
 _MOST_ROWS = 5000  # of a table of the history, of the journal
@@ -235,11 +235,6 @@ def _runtime(host: Host) -> str:
     return "\n".join(lines)
 
 
-def _raid(host: Host) -> str:
-    """The RAID tools' report, unchanged, also if the daemon does not accept it."""
-    return _read(host.files.path(RAID), raid_report.MOST_FILE, os.O_NOFOLLOW)
-
-
 def _journal(host: Host) -> str:
     units = [word for unit in _UNITS for word in ("-u", unit)]
     return _run("journalctl", *units, "--since=-1d", f"-n{_MOST_ROWS}", "--no-pager", "--quiet",
@@ -295,7 +290,8 @@ COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("policy-in-force.txt", _policy_text),
     ("policy-files.txt", _policy_files),
     ("run.txt", _runtime),
-    ("raid.json", _raid),
+    # Unchanged, also if the daemon does not accept it.
+    ("raid.json", lambda host: _read(host.files.path(RAID), MOST_FILE, os.O_NOFOLLOW)),
     ("kernel.txt", _kernel),
     ("vm.txt", _vm),
     ("block.txt", _block),

@@ -24,7 +24,7 @@ from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show_json, width
 from writebackd.cli.status_screen import wants_colour
-from writebackd.cli.top_state import Order, Top
+from writebackd.cli.top_state import Top
 
 if TYPE_CHECKING:
     from writebackd.cli.io_waits import Waits
@@ -227,23 +227,9 @@ def _interact(
             drawn = size
         wait_s = min(_GLANCE_S, max(0.0, due - time.monotonic()))
         for key in _keys(terminal.descriptor, wait_s):
-            go_on, order = state.press(key)
-            if not go_on:
+            if not state.press(key):
                 return GOOD
-            if order is not None:
-                _obey(options, state, waits, order)
             drawn = None
-
-
-def _obey(options: argparse.Namespace, state: Top, waits: "Waits", order: Order) -> None:
-    try:
-        answer = request(options.runtime_dir, order.verb, order.args)
-        state.message = "; ".join([order.done, *answer["lines"]])
-    except CommandError as error:
-        state.message = f"{order.verb}: {error}"
-        return
-    if not state.frozen:
-        _ask_again(options, state, waits)
 
 
 def _draw(view: "View", state: Top, size: os.terminal_size) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""State of the live screen, and the actions of its keys; needs no terminal."""
+"""State of the live screen, and the actions of its keys: it changes nothing on the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
-    Tuple,
 )
 
-from writebackd import formats
 from writebackd.cli.status_screen import urgency
-from writebackd.policy.units import UnitError, parse_size
 
 if TYPE_CHECKING:  # top reports a missing psutil; --json needs none
     from writebackd.cli.io_waits import Wait
@@ -30,19 +27,15 @@ Answer = Mapping[str, Any]
 # Points of a sparkline that are kept for each device: a wide terminal shows 60.
 KEPT = 120
 SORTS = ("state", "p99", "writes", "commits", "name")
-KEYS = "q quit  s sort  g group  j/k scroll  space freeze  p pin  r release  m mode  ? help"
-SHORT_KEYS = "q quit  s sort  g group  space freeze  p pin  r release  m mode  ? help"
-SHORTEST_KEYS = "q quit  s sort  g group  space freeze  ? help"
+KEYS = "q quit  s sort  g group  j/k scroll  space freeze  ? help"
+SHORT_KEYS = "q quit  s sort  g group  space freeze  ? help"
 HELP = (
     "q, Ctrl-C       quit",
     "s               sort the devices by: " + ", ".join(SORTS),
     "g               group writers and waiters by process or by cgroup",
     "j, k            scroll the devices; also with the arrow keys",
     "space           freeze the screen; again: go on",
-    "p               pin the limit (asks for a size, then whether you mean it); root",
-    "r               release the pin; root",
-    "m               switch between enforce and observe; root",
-    "Esc             leave a question, or this page",
+    "Esc             leave this page",
     "",
     "p50, p99        of commits: an fsync and the sleep in write() before it",
     "sparkline       p99: each step is a factor of 3, from 0.1 ms up; a gap is a",
@@ -52,17 +45,6 @@ HELP = (
     "waits           seconds per second that all threads waited for block IO",
     "D               sleeps uninterruptibly at this moment",
 )
-_ESCAPE = "\x1b"
-_YES = ("y", "Y")
-
-
-@dataclass(frozen=True)
-class Order:
-    """A confirmed change."""
-
-    verb: str
-    args: Mapping[str, Any]
-    done: str  # what to say when it went well
 
 
 @dataclass
@@ -80,9 +62,6 @@ class Top:
     frozen: bool = False
     helping: bool = False
     offset: int = 0  # devices scrolled away
-    entry: Optional[str] = None  # the size that is being typed
-    pending: Optional[Order] = None  # waits for y or n
-    question: str = ""
     p99: Dict[str, Deque[Optional[float]]] = field(default_factory=dict)
     _last_s: Optional[float] = None
 
@@ -104,86 +83,16 @@ class Top:
         rows = list(self.status["devices"]) if self.status else []
         return sorted(rows, key=_SORT_KEYS[self.sort])
 
-    def press(self, key: str) -> Tuple[bool, Optional[Order]]:
-        """Handle a key: returns whether to continue, and an order confirmed with it."""
-        if key == "\x03":
-            return False, None
-        if self.pending is not None:
-            return True, self._answered(key)
-        if self.entry is not None:
-            self._typed(key)
-            return True, None
+    def press(self, key: str) -> bool:
+        """Handle a key: returns whether to continue."""
         self.message = None
+        if key == "\x03" or (key in ("q", "Q") and not self.helping):
+            return False
         if self.helping:
             self.helping = False
-            return True, None
-        if key in ("q", "Q"):
-            return False, None
-        action = _ACTIONS.get(key)
-        if action is not None:
-            action(self)
-        return True, None
-
-    def _answered(self, key: str) -> Optional[Order]:
-        order, self.pending = self.pending, None
-        if key in _YES:
-            return order
-        self.message = "nothing changed"
-        return None
-
-    def _typed(self, key: str) -> None:
-        assert self.entry is not None
-        if key == _ESCAPE:
-            self.entry = None
-            self.message = "nothing changed"
-        elif key in ("\r", "\n"):
-            text, self.entry = self.entry, None
-            self._ask_pin(text)
-        elif key in ("\x7f", "\b"):
-            self.entry = self.entry[:-1]
-        elif len(key) == 1 and key.isprintable() and len(self.entry) < 16:
-            self.entry += key
-
-    def _ask_pin(self, text: str) -> None:
-        if not text.strip():
-            self.message = "nothing changed"
-            return
-        try:
-            size = parse_size(text.strip())
-        except UnitError as error:
-            self.message = f"pin: {error}"
-            return
-        if not size:
-            self.message = "pin: needs a size above 0, like 15M"
-            return
-        shown = formats.size(size)
-        self._ask(
-            Order("pin", {"bytes": size}, f"pinned to {shown}"),
-            f"pin the limit to {shown} until `release` or a reboot?",
-        )
-
-    def _ask(self, order: Order, question: str) -> None:
-        self.pending, self.question = order, question
-
-    def _begin_pin(self) -> None:
-        self.entry = ""
-
-    def _release(self) -> None:
-        self._ask(Order("release", {}, "pin released"), "release the pin?")
-
-    def _switch(self) -> None:
-        if self.status is None:
-            return
-        if self.status["mode"] == "observe":
-            self._ask(
-                Order("mode", {"mode": "enforce"}, "mode: enforce"),
-                "set limits (mode enforce)?",
-            )
-        else:
-            self._ask(
-                Order("mode", {"mode": "observe"}, "mode: observe"),
-                "restore the original limits and only watch (mode observe)?",
-            )
+        elif key in _ACTIONS:
+            _ACTIONS[key](self)
+        return True
 
     def _sort(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
@@ -215,9 +124,6 @@ _ACTIONS: Dict[str, Callable[[Top], None]] = {
     "s": Top._sort,
     "g": Top._group,
     " ": Top._freeze,
-    "p": Top._begin_pin,
-    "r": Top._release,
-    "m": Top._switch,
     "?": Top._help,
     "h": Top._help,
     "j": lambda top: top._scroll(1),

@@ -17,7 +17,7 @@ from rich.text import Text
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
 from writebackd.cli.status_screen import alert_line, clean, fit, headline, limit_line, mount_point
-from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
+from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, Answer, Top
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
@@ -121,17 +121,11 @@ class View:
         return [*lines, _line("", width)]
 
     def _foot(self, top: Top, width: int) -> RenderableType:
-        if top.pending is not None:
-            return _line(f"{top.question} y/n", width, "bold")
-        if top.entry is not None:
-            return _line(f"pin the limit to (like 15M, Enter; Esc leaves): {top.entry}_", width,
-                         "bold")
         if top.problem is not None:
             return _line(f"! {top.problem}", width, "bold yellow")
         if top.message is not None:
             return _line(top.message, width, "bold")
-        fits = (keys for keys in (KEYS, SHORT_KEYS) if width > len(keys))
-        return _line(next(fits, SHORTEST_KEYS), width, "dim")
+        return _line(KEYS if width > len(KEYS) else SHORT_KEYS, width, "dim")
 
     def _devices(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
         """The table of devices in at most `room` lines, and its number of lines."""
