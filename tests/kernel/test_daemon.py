@@ -233,7 +233,7 @@ def test_a_foreign_write_is_named_and_left_alone(start: Callable[..., Running]) 
     if by_name and "the name of a foreign writer" not in daemon.status()["probe"]["misses"]:
         assert (writer["pid"], writer["comm"]) == (shell.pid, "sh")
         assert writer["cgroup"] == own_cgroup()
-        assert writer["cmdline"] == f"/bin/sh -c echo {99 << 20} > {VM}/dirty_bytes"
+        assert writer["cmdline"] == "/bin/sh -c ***"
         assert f"sh (pid {shell.pid}, cgroup {own_cgroup()}" in yielded
     assert daemon.log.read_text().count(": yielding") == 1
     time.sleep(0.5)  # five ticks in which nothing may be written

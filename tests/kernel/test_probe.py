@@ -416,7 +416,7 @@ def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> N
     assert writers == (
         ForeignWrite(
             "dirty_expire_centisecs", value, shell.pid, "sh", own_cgroup_id(mount),
-            cmdline=f"/bin/sh -c echo {value} > {path}",
+            cmdline="/bin/sh -c ***",
         ),
     )  # fmt: skip
     assert read(probe).writers == ()
@@ -455,7 +455,7 @@ def test_a_long_command_line_is_cut_and_other_sysctls_are_nobody_s_business(
     script = f"echo {path.read_text().strip()} > {path}; : {'x' * 4000}"
     subprocess.run(["/bin/sh", "-c", script], check=True)
     (write,) = read(probe).writers
-    assert write.cmdline == f"/bin/sh -c {script}"[:128] + "..."
+    assert write.cmdline == "/bin/sh -c ***..."
 
 
 def test_another_disk_under_the_same_name_starts_at_zero() -> None:

@@ -292,7 +292,7 @@ def collapse() -> Snapshot:
         "sda: 2.0 fsync/s (usually 2857), caused by dd (pid 4711, backup.service) 248M/s; mean 1.0s"
         " (usual 0.35 ms), slowest 2.1s",
         "nothing, observing: `writebackctl enforce` would hold the limit at 4.0M",
-        (Culprit(4711, "dd", "dd if=/dev/zero of=dumpfile bs=1024", "/system.slice/backup.service",
+        (Culprit(4711, "dd", "dd if=/dev/zero of=/srv/dump bs=1024", "/system.slice/backup.service",
                  "backup.service", None, 248.0 * MIB),),
         Evidence(1_717_200_600.0, 1_717_200_725.0, (("sync_rate", 2.0), ("backlog_s", 12.5))),
     )  # fmt: skip

@@ -48,11 +48,11 @@ def line_of(lines: CommandLines, pid: int, comm: str) -> Optional[str]:
 
 def test_command_lines_come_from_a_thread_in_one_printable_line(tmp_path: Path) -> None:
     process(tmp_path, 17, "dd", DD[1])
-    process(tmp_path, 18, "sh", b"sh\0-c\0echo \x1b[2J" + b"x" * 999)
+    process(tmp_path, 18, "sh", b"sh\0-c\0/\x1b[2J" + b"x" * 999)
     lines = CommandLines(KernelFiles(tmp_path))
     assert lines.of(17, "dd") is None
     assert line_of(lines, 17, "dd") == DD[0]
-    assert (line_of(lines, 18, "sh") or "").startswith("sh -c echo ?[2Jx")
+    assert (line_of(lines, 18, "sh") or "").startswith("sh -c /?[2Jx")
     assert len(line_of(lines, 18, "sh") or "") == MOST_CHARS + 3
 
 

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Optional, Tuple
 
-from writebackd.kernel.argv_redaction import MASK, is_secret, joined, redacted_text
+from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
 
 # Group 1 stays.  Of a unit name@instance.service and of file:// nothing is left out.
@@ -50,7 +50,7 @@ class PrivateData:
 
     def without(self, text: str) -> str:
         """The text without private data."""
-        rest = redacted_text(joined(text))
+        rest = redacted_text(text)
         for pattern in self._patterns:
             rest = pattern.sub(rf"\g<1>{MASK}", rest)
         self.count += max(0, rest.count(MASK) - text.count(MASK))
@@ -72,7 +72,7 @@ class PrivateData:
 
     def _item(self, item: Tuple[str, Any]) -> Tuple[str, Any]:
         name, value = item
-        if (is_secret(name) or name == "wwn") and value not in (None, ""):
+        if (SECRET.search(name) or name == "wwn") and value not in (None, ""):
             self.count += 1
             return name, MASK
         # Names of fields stay whatever the host is called.
