@@ -87,6 +87,8 @@ install:
 
 # Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.
 uninstall:
+	! cmp -s systemd/writebackd.default '$(D)$(SYSCONFDIR)/default/writebackd' || \
+		rm '$(D)$(SYSCONFDIR)/default/writebackd'
 	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
 	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
 		'$(D)$(PREFIX)/bin/writebackd-raid' \

@@ -49,7 +49,7 @@ SECRETS = {
     "hunter13": "password in a comment", "hunter14": "environment on a line that is continued",
     "hunter15": "a credential on one", "hunter16": "environment in a comment",
     "hunter17": "in JSON within JSON", "hunter18": "quoted within JSON", "hunter19": "of a name in "
-    "JSON", "hunter20": "at the end of a quoted word within JSON", "hunter21": "token of a hook",
+    "JSON", "hunter20": "at the end of a quoted word within JSON",
     "dbhost7": "name of the host", "192.0.2.77": "its address",
     "2001:db8::77": "the same", "00:16:3e:5a:77:01": "its card", "WCC4E7XK31PL": "serial number",
     "50014ee2b7c0a1f3": "wwid", "600605b00a1b2c3d4e5f60718293a4b5": "wwid of a disk that is gone",
@@ -77,8 +77,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "exec = https://hooks.example.net/services/hunter7", "mail = ops@example.org",
         "token = hunter8", "# password: hunter13", "[limits]", "floor = 2M",
     ]))  # fmt: skip
-    put(root, "/home/alice/my.conf", "[objective]\n ; of 2024, said alice\n\nfsync-p99 = 7ms\n"
-        "[alerts]\nexec = /srv/tell --token hunter21\n  # tell me\n")
     put(root, "/etc/systemd/system/writebackd.service.d/a.conf",
         "[Service]\nEnvironment=PROXY=hunter9\nNice=-5\n")
     put(root, "/etc/systemd/system/writebackd-raid.service.d/a.conf",
@@ -120,7 +118,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("BACKUP_KEY", "hunter10")
     for name in ("probe", "policies", "rivals"):  # take seconds
-        monkeypatch.setattr(doctor_checks, name, lambda *args: iter(()))
+        monkeypatch.setattr(doctor_checks, name, lambda *_, **__: iter(()))
     return root
 
 
@@ -213,23 +211,6 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
     for name in parts:
         assert name == "MANIFEST" or f"  {name} " in parts["MANIFEST"]
     assert re.search(r"Left out, [1-9]\d* times", parts["MANIFEST"])
-
-
-def test_the_policy_in_force_is_there_as_it_is_written_wherever_that_is(
-    tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only(monkeypatch, "policy-in-force.txt")
-    daemon.snapshot = replace(daemon.snapshot, policy_files=(
-        "/home/alice/my.conf", "/etc/writebackd/policies.d/all.conf.d/a.conf", "/gone.conf"
-    ))  # fmt: skip
-    text = make(tmp_path, root)["policy-in-force.txt"]
-    assert text == (
-        "# ---- /home/***/my.conf\n[objective]\nfsync-p99 = 7ms\n[alerts]\n"
-        "exec = /srv/tell --token ***\n"
-        "# ---- /etc/writebackd/policies.d/all.conf.d/a.conf\n[alerts]\n"
-        "alertmanager = http://***\nexec = https://***\nmail = ***\ntoken = ***\n"
-        "[limits]\nfloor = 2M\n# ---- /gone.conf\n# No such file or directory\n"
-    )
 
 
 def test_without_a_daemon_the_rest_is_there_and_the_manifest_says_so(

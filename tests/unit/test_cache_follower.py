@@ -198,7 +198,7 @@ def test_what_is_old_is_not_believed(tree: FakeSysfs, tmp_path: Path) -> None:
     assert reach(tree, tmp_path, FILL_FRESH_S - 0.1)[1] is None
     found, error = reach(tree, tmp_path, FILL_FRESH_S + 0.1)
     assert found == () and error is not None
-    assert error.endswith("is 8 s old: check that writebackd-caches.service runs")
+    assert error.endswith("is 8s old: check that writebackd-caches.service runs")
 
 
 def test_the_later_reading_of_a_cache_counts() -> None:

@@ -7,15 +7,11 @@ import math
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 
 from tests.lab import host, reach, scenario
-from tests.lab.loads import flood as floods
-from tests.lab.loads.base import Place
-from tests.lab.loads.flood import Dd
 from tests.lab.watch import Watch
 
 MB = 1 << 20
@@ -101,37 +97,3 @@ def test_every_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [size for _, size in watch.limits if size] == [5000, 4096, 8192, 4096]
     assert [time for time, _ in watch.limits] == sorted(time for time, _ in watch.limits)
     assert load.looks > 10
-
-
-@pytest.fixture
-def dd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuple[Dd, Callable[[float, int], None]]:
-    """A flood of one process, and a look at it at some time, with its account."""
-    options = {key: parser(default) for key, (parser, default) in Dd.OPTIONS.items()}
-    load = Dd(Place(tmp_path, tmp_path, lambda *_, **__: None), options)  # type: ignore
-    load.workers = [SimpleNamespace(process=SimpleNamespace(  # type: ignore[list-item]
-        pid=7, poll=lambda: None))]
-    now = {"time": 0.0, "account": 0}
-    monkeypatch.setattr(floods, "process_bytes", lambda pid, field: now["account"])
-    monkeypatch.setattr(floods, "time", SimpleNamespace(monotonic=lambda: now["time"]))
-
-    def look(when: float, account: int) -> None:
-        now.update(time=when, account=account)
-        load.look()
-
-    return load, look
-
-
-Look = Callable[[float, int], None]
-
-
-def test_an_account_that_stands_still_is_a_stall(dd: Tuple[Dd, Look]) -> None:
-    load, look = dd
-    assert load.stall(0) is None
-    for step in range(50):  # 1 s until the program writes; it waits from 2 s on, until 3 s
-        when = step / 10
-        look(when, 0 if when < 1 else 20 if 2 <= when <= 3 else int(10 * when))
-    assert load.stall(0) == pytest.approx(1.0, abs=0.11)
-    assert load.stall(3.5) == 0  # over before that
-    for step in range(50, 80):
-        look(step / 10, 49)
-    assert load.stall(4) == pytest.approx(3.0, abs=0.11)  # it still waits

@@ -515,7 +515,7 @@ def test_the_demo_and_the_benchmark_are_started_as_they_say(
 
 
 def test_the_readme_says_when_a_host_is_back_as_it_was() -> None:
-    first, last = re.findall(r"restores them\n([\d.]+) to ([\d.]+) s after", FRONT)[0]
+    first, last = re.findall(r"restores\s+them\s+([\d.]+) to ([\d.]+) s after", FRONT)[0]
     lease_s = load_policy("default").limits.lease_s
     assert float(first) == lease_s
     assert float(last) == lease_s + watcher.BEAT_S + watcher._GRACE_S

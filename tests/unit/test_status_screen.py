@@ -110,14 +110,8 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         (
             samples.collapse,
             [
-<<<<<<< HEAD
                 "alert    COLLAPSE (critical) sda: 2.0 fsync/s (usually 2857), caused by dd (pid",
-                "pid 4711: dd if=/dev/zero of=dumpfile bs=1024",
-=======
-                "alert    COLLAPSE (critical), since",
-                "2.0 commits/s instead of 2857",
                 "pid 4711: dd if=/dev/zero of=/srv/dump bs=1024",
->>>>>>> 6eaf0627 (kernel: show of a command line its program, options and paths)
                 "done: nothing, observing",
             ],
         ),

@@ -98,7 +98,7 @@ def test_progress_verdict_and_page(daemon: FakeDaemon, run: Run, tmp_path: Path)
     _, start = daemon.requests[0]
     assert start["arms"] == order(300.0, 30.0, 42) and start["device"] is None
     lines = out.splitlines()
-    assert lines[0] == "trial of sda: 10 blocks of 30 s, 5m0s, seed 42; Ctrl-C ends it"
+    assert lines[0] == "trial of sda: 10 blocks of 30s, 5m0s, seed 42; Ctrl-C ends it"
     assert "4.4G, cut to 250M" in lines[1]
     assert [line.split()[0] for line in lines[2:12]] == [f"{n}/10" for n in range(1, 11)]
     assert "The agent made commit p99" in out and "over 5 pairs" in unwrapped(out)

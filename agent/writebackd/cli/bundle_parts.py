@@ -25,7 +25,7 @@ from writebackd.cli import doctor_checks
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.history import figures_json, state_dir
-from writebackd.cli.policy import effective, files_in_force
+from writebackd.cli.policy import effective
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.find import search_dirs
@@ -87,10 +87,6 @@ def _asked(verb: str) -> Callable[[Host], str]:
     return ask
 
 
-def _doctor(host: Host) -> str:
-    return "\n".join(f"{level}: {text}" for level, text in doctor_checks.findings(host.runtime_dir))
-
-
 def _events(host: Host) -> str:
     events = read_history(host.state_dir / HISTORY, host.now_s - _DAY_S, None, _MOST_ROWS)
     return "\n".join(json.dumps(asdict(each)) for each in events)
@@ -106,18 +102,6 @@ def _learned(host: Host) -> str:
         known = decode(file.read(MAX_BYTES + 1))
     # Without its names, which are serial numbers of disks.
     return json.dumps([asdict(each) for each in known.values()], indent=1)
-
-
-def _policy_text(host: Host) -> str:
-    """The files in force, wherever they are, without their comments."""
-    lines: List[str] = []
-    for name in files_in_force(host.runtime_dir):
-        path = host.files.path(name)
-        text = _text(path).split("\n")
-        said = [line for line in text if line.strip() and line.strip()[0] not in "#;"]
-        # Of one that is gone the only line says so.
-        lines += [f"# ---- {name}", *(said if path.exists() else text)]
-    return "\n".join(lines)
 
 
 def _policy_files(host: Host) -> str:
@@ -274,7 +258,8 @@ def _run(*command: str) -> str:
 
 
 COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
-    ("doctor.txt", _doctor),
+    ("doctor.txt", lambda host: "\n".join(
+        f"{level}: {text}" for level, text in doctor_checks.findings(host.runtime_dir))),
     ("versions.txt", _versions),
     ("status.json", _asked("status")),
     ("devices.json", _asked("devices")),
@@ -287,7 +272,6 @@ COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
     ("policy.conf", lambda host: effective(host.runtime_dir)),
-    ("policy-in-force.txt", _policy_text),
     ("policy-files.txt", _policy_files),
     ("run.txt", _runtime),
     # Unchanged, also if the daemon does not accept it.

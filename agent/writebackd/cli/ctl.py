@@ -39,7 +39,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if argv is None else argv
-        options = (_check_options if _is_check(words) else _options)(words)
+        # A command's own options are after `--`.
+        check = "--check" in (words[: words.index("--")] if "--" in words else words)
+        options = (_check_options if check else _options)(words)
         # `module:function`, imported only now: most of the start-up time is imports.
         module, _, function = options.run.partition(":")
         verb = getattr(importlib.import_module(f"writebackd.cli.{module}"), function)
@@ -64,11 +66,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 130
     finally:
         drop_unwritten()
-
-
-def _is_check(words: List[str]) -> bool:
-    """Whether Nagios asks, or a similar monitor; after `--` the options are a command's own."""
-    return "--check" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _check_options(words: List[str]) -> argparse.Namespace:

@@ -74,15 +74,6 @@ def show_(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def files_in_force(runtime_dir: Path) -> Sequence[str]:
-    """The files that the running daemon has read, or would. Raises PolicyError or CommandError."""
-    try:
-        files: Sequence[str] = request(runtime_dir, "status", timeout_s=1.0)["policy_files"]
-    except NoDaemon:
-        files = in_force(runtime_dir, None).files
-    return files
-
-
 def effective(runtime_dir: Path) -> str:
     """The output of `show --effective`. Raises PolicyError or CommandError."""
     policy = in_force(runtime_dir, None)

@@ -286,7 +286,7 @@ def _noted(memory: Memory, sample: Sample) -> Memory:
     yielded, retry, retried_s = memory.yielded, memory.retry, memory.retried_s
     if limits and (yielded is None or any(write.ours for write in limits)):
         yielded, retry = _whose(limits), None
-        if all(write.reapplied for write in limits):
+        if all(each.original and each.comm in ("systemd-sysctl", "sysctl") for each in limits):
             retried_s = tuple(at for at in retried_s if at > sample.time_s - 3600.0)
             again = f"the original value, as set at boot{_places(limits)}"
             again += ": nobody wants another limit"

@@ -197,7 +197,9 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
         return "guest", shown
     # Anybody may write any name into DMI. Only root may read the bit.
     says_guest = _dmi_bit(files)
-    if says_guest or files.listdir("/sys/bus/virtio/devices") or _has_virtio_disk(files):
+    disks = [files.readlink(f"/sys/block/{name}") or "" for name in files.listdir("/sys/block")]
+    virtio = files.listdir("/sys/bus/virtio/devices") or any("/virtio" in disk for disk in disks)
+    if says_guest or virtio:
         return "guest", f"{'DMI: virtual machine' if says_guest else 'virtio devices'}; {shown}"
     if board or says_guest is False or any(each in text for each in _MAKERS):
         return "metal", shown
@@ -212,11 +214,6 @@ def _dmi_bit(files: KernelFiles) -> Optional[bool]:
         return None
     data = text.encode("utf-8", "surrogateescape")
     return bool(data[0x13] & 0x10) if len(data) > 0x13 else None
-
-
-def _has_virtio_disk(files: KernelFiles) -> bool:
-    return any("/virtio" in (files.readlink(f"/sys/block/{name}") or "")
-               for name in files.listdir("/sys/block"))  # fmt: skip
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:

@@ -33,10 +33,6 @@ _HEAD = f'{{"version": {VERSION}, "devices": [\n'
 _TAIL = '\n], "crc32": "00000000"}\n'
 
 
-def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
-    return memory.devices.values()
-
-
 class LearnedStore:
     """Seeds the memory of new devices, and stores what was learned about them.
 
@@ -45,7 +41,9 @@ class LearnedStore:
     """
 
     def __init__(
-        self, path: Path, whole: Callable[[Memory], Iterable[DeviceMemory]] = devices_of
+        self,
+        path: Path,
+        whole: Callable[[Memory], Iterable[DeviceMemory]] = lambda memory: memory.devices.values(),
     ) -> None:
         """Start the thread. Touches no file itself.
 

@@ -170,7 +170,8 @@ def read_json(text: str, strict: bool = True) -> Any:
     with text around it, control characters, and backslashes that escape nothing.
     """
     decoder = json.JSONDecoder(
-        parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict
+        parse_int=lambda digits: int(digits) if len(digits) <= _DIGITS else None,
+        parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict,
     )
     try:
         if strict:
@@ -187,10 +188,6 @@ def read_json(text: str, strict: bool = True) -> Any:
         raise ToolError("nested too deep") from None
     except ValueError as error:  # its text quotes nothing of the document
         raise ToolError(f"no JSON: {printable(str(error))[:MOST_NAME]}") from None
-
-
-def _int(digits: str) -> Optional[int]:
-    return int(digits) if len(digits) <= _DIGITS else None
 
 
 def _object(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:

@@ -53,11 +53,6 @@ class ForeignWrite:
         return self.comm in _TYPED and (self.cgroup or "").startswith("/user.slice/")
 
     @property
-    def reapplied(self) -> bool:
-        """Whether boot settings were only applied again, so that nobody wants another limit."""
-        return self.original and self.comm in ("systemd-sysctl", "sysctl")
-
-    @property
     def is_limit(self) -> bool:
         """Whether it is one of the global limits; any other lever is released on its own."""
         return self.lever in VmLimits.__dataclass_fields__
