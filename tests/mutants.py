@@ -103,9 +103,9 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(DECIDE, "REAPPLIED_MOST = 3", "REAPPLIED_MOST = 4"),
     ],
     "test_another_writer_or_value_is_a_yield_for_good": [
-        Mutant("types/levers.py", "return self.original and self.comm in", "return self.comm in"),
-        Mutant("types/levers.py", "return self.original and self.comm in (\"systemd-sysctl\","
-               " \"sysctl\")", "return self.original"),
+        Mutant("control/decide.py", "all(each.original and each.comm in", "all(each.comm in"),
+        Mutant("control/decide.py", "each.original and each.comm in (\"systemd-sysctl\","
+               " \"sysctl\")", "each.original"),
     ],
     "test_with_a_damaged_ledger_the_limits_found_first_come_back": [
         Mutant("actuate/first_found.py", "        if first is None:\n", "        if True:\n"),
@@ -387,8 +387,8 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "(1 || READ(sb, s_bdev) ||"),
     ],
     "test_300_disks_coming_and_going": [
-        Mutant("host_monitor.py", "gc.collect()",
-               "self.old = [*getattr(self, 'old', ()), open('/proc/mounts')]"),
+        Mutant("host_monitor.py", "gc.collect()", f"self.old = [*getattr(self, 'old', ()), {kept}]")
+        for kept in ("open('/proc/mounts')", "b'x' * (1 << 20)")
     ],
     "test_as_installed": [
         Mutant(f"{UNITS}.service", "ReadWritePaths=/proc/sys/vm /sys/", "ReadWritePaths=/sys/"),

@@ -49,8 +49,6 @@ from writebackd.types.decision import Rule
 from writebackd.types.device_memory import Drain, LawMemory
 from writebackd.types.estimate import Estimate
 
-_NOTHING = LawMemory().tried
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -85,7 +83,7 @@ def follow(
             return law, Rule.FILLING
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
-        return replace(law, tried=_NOTHING), Rule.COMING
+        return replace(law, tried=(0.0,) * 4), Rule.COMING
     most = _measured_under(max(e.background_rate, d.full_rate), bounds)
     if d.full_s > 0 and limit > most:
         return replace(law, limit_bytes=_within(most, bounds), written_s=now_s), Rule.MEASURE
@@ -106,7 +104,7 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
         stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
     elif share > (LEAST + FELL) / 2 and slept_s <= LEAST * commits_s / 2:
         stretch = max(1.0, stretch * LEAST)
-    return replace(law, stretch=stretch, tried=_NOTHING)
+    return replace(law, stretch=stretch, tried=(0.0,) * 4)
 
 
 def _tried(law: LawMemory, e: Estimate, dt_s: float) -> LawMemory:
@@ -136,7 +134,7 @@ def _seek(
         return law, Rule.MEASURE
     rate = written / seconds
     pays = rate > PAYS * law.sought_rate > 0.0
-    law = replace(law, written_s=now_s, tried=_NOTHING, sought_rate=max(rate, law.sought_rate))
+    law = replace(law, written_s=now_s, tried=(0.0,) * 4, sought_rate=max(rate, law.sought_rate))
     if not e.held_back or not (pays or limit < _measured_under(rate, bounds)):
         return law, Rule.MEASURE
     raised = max(min(SEEK * limit, MOST_S * rate), limit)

@@ -52,7 +52,7 @@ class LawMemory:
     written_s: float = float("-inf")  # when it was changed
     sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
     # Under this limit: seconds, bytes written, seconds of commits in write(), and in all.
-    tried: Tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    tried: Tuple[float, ...] = (0.0,) * 4
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
 
 
