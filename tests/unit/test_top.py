@@ -94,7 +94,7 @@ def test_sorting_goes_round() -> None:
 def test_quitting_and_scrolling() -> None:
     top = filled()
     assert not top.press("q") and not top.press("\x03")
-    press(top, "k", "j", "\x1b[B")
+    press(top, "?", "q", "k", "j", "\x1b[B")  # that leaves the page alone
     assert top.offset == 2
     press(top, *"j" * 99)
     assert top.offset == len(top.devices) - 1
