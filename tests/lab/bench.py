@@ -33,7 +33,6 @@ from .contenders import Contender
 from .loads import KINDS
 from .remains import RigError, path_with_sbin
 from .remains import names as rigs_left
-from .report.page import write_report
 from .run import Conditions, perform
 from .scenario import WAYS, Scenario
 from .show import FIGURES, MEANING, Progress, figures, table
@@ -276,10 +275,7 @@ def bench(arguments: argparse.Namespace) -> int:
     evaluation = score.evaluate(runs)
     print(table(evaluation))
     print(f"\n{MEANING}")
-    page = results / "report.html"
-    write_report(evaluation, page)
     (results / FIGURES).write_text(figures(evaluation), encoding="utf-8")
-    print(f"\nThe page with the pictures: {page}")
     for error in errors:
         print(f"failed: {error}", file=sys.stderr)
     regressed = False

@@ -25,9 +25,9 @@ from writebackd.alerts.alert_types import AlertName
 
 from . import bench, scenario, score
 from .bench import Job
+from .evaluation import Contender, Run
+from .evaluation import Scenario as Scored
 from .remains import RigError
-from .report.evaluation import Contender, Run
-from .report.evaluation import Scenario as Scored
 from .scenario import WAYS
 
 

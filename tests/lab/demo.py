@@ -43,7 +43,7 @@ from .phases import (
     Result,
 )
 from .remains import RigError
-from .report.rescue_picture import picture
+from .rescue_picture import picture
 from .rig import Rig
 from .screen import Screen, render
 from .screenshots import Screenshots

@@ -19,7 +19,7 @@ from .loads.options import parsed
 from .loads.sync import Fsync
 from .own_disk import check_budget
 from .remains import RigError
-from .report.rescue_picture import Second, Stage
+from .rescue_picture import Second, Stage
 from .rig import Rig
 from .screen import Screen
 from .screenshots import Screenshots

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The published tables again, scaled to this machine, each beside what was published.
 
-    sudo build/venv/bin/python -m tests.lab.published [--repeats N] [--pictures DIR] TABLE...
+    sudo build/venv/bin/python -m tests.lab.published [--repeats N] TABLE...
 
 runs a table's scenarios and prints Markdown: the published rows, then ours, medians of the
 repeats. TABLE: hand-tuned, destage, flash, drives, databases, databases-full, tpcc. `--plan` tells
@@ -20,14 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from tests.sim.pictures import page
-from writebackd.report.plot import Axis, Point, axis
-
 from . import bench, scenario
+from .evaluation import Run
 from .remains import RigError
-from .report import plots
-from .report.drawing import Plot
-from .report.evaluation import Run
 from .scenario import Scenario
 
 MB = 1 << 20
@@ -39,7 +34,6 @@ class Table:
     scenarios: Callable[[], Sequence[Scenario]]
     contenders: Tuple[str, ...]
     idle: bool = True  # whether there is a row for the time before the flood
-    pictures: bool = False
 
 
 def made(name: str, summary: str, preset: str, loads: Mapping[str, Mapping[str, str]],
@@ -125,7 +119,7 @@ TABLES: Dict[str, Table] = {
 |---|---|---|
 | vCache, by time | 27 000 | below 8 000 |
 | vCache, threshold | 12 500 | 6 000 |
-| FlashCache | 7 500 | 2 500 |""", destage, ("default", "agent"), pictures=True),
+| FlashCache | 7 500 | 2 500 |""", destage, ("default", "agent")),
     "flash": Table("""\
 | published: fileio, requests/s | SSD + disk | disk | factor |
 |---|---|---|---|
@@ -162,7 +156,7 @@ def figures(run: Run, window: str) -> Figures:
     """
     measured = [load["windows"][window] for load in synchronous(run, window)]
     told = bool(measured) and all(each["cdf"] for each in measured)
-    latencies = plots.distribution(run, window) if told else []
+    latencies = distribution(run, window) if told else []
     series = total_series([each["series"] for each in measured])
     ops = sum(each["ops"] or 0 for each in measured)
     longest = max((each["max"] or 0.0 for each in measured), default=0.0)
@@ -180,6 +174,16 @@ def figures(run: Run, window: str) -> Figures:
         "disk reads MB/s": over(run, window, "read_rate", 1 / MB),
         "disk writes MB/s": over(run, window, "device_rate", 1 / MB),
         "CPU": over(run, window, "processors", 1 / (run["cpus"] or 1))}
+
+
+def distribution(run: Run, window: str) -> List[Tuple[float, float]]:
+    """Latency and share of operations up to it, all synchronous loads by their number."""
+    curves = [(measured["ops"], measured["cdf"]) for load in synchronous(run, window)
+              for measured in [load["windows"][window]] if measured["ops"] and measured["cdf"]]
+    total = sum(ops for ops, _ in curves)
+    latencies = sorted({latency for _, points in curves for latency, _ in points})
+    return [(latency, sum(ops * max((share for at, share in points if at <= latency), default=0.0)
+                          for ops, points in curves) / total) for latency in latencies]
 
 
 def synchronous(run: Run, window: str) -> List[Mapping[str, Any]]:
@@ -245,44 +249,6 @@ def table(chosen: Table, scenarios: Iterable[Scenario], runs: Sequence[Run]) -> 
     return lines
 
 
-# ---- pictures ----------------------------------------------------------------
-
-LINES = {"default": "without", "agent": "with"}  # the agent; styles of the documentation's pictures
-
-
-def transactions(run: Run) -> List[Point]:
-    """By second; with a gap between the windows, where tools do not run."""
-    points: List[Point] = []
-    for window, (start, end) in run["windows"].items():
-        series = total_series([load["windows"][window]["series"]
-                               for load in synchronous(run, window)])
-        points += [(start + second, value) for second, value in enumerate(series)
-                   if start + second < end]
-        points.append((end, None))
-    return points
-
-
-def picture(each: Scenario, runs: Sequence[Run]) -> str:
-    """SVG: transactions, reads and writes of the disk over time, with the agent and without."""
-    chosen = {LINES[run["contender"]]: run for run in runs if run["scenario"] == each.name
-              and run["contender"] in LINES and not run["error"]}
-    drawings = []
-    for label, curve in (
-            ("transactions/s", transactions),
-            ("disk reads, MB/s", lambda run: plots.curve(run, "read_rate", "db", 1 / MB)),
-            ("disk writes, MB/s", lambda run: plots.curve(run, "device_rate", "db", 1 / MB))):
-        lines = {style: curve(run) for style, run in chosen.items()}
-        up = axis("", [value for points in lines.values() for _, value in points])
-        plot = Plot(f"{each.name}: {label}", Axis("seconds", 0, each.length), up)
-        for load in each.loads:
-            if load.role == "flood":
-                plot.mark(load.spans[0].start, "event", "the flood begins")
-        for style, points in lines.items():
-            plot.line(points, style, style)
-        drawings.append(plot)
-    return page(drawings)
-
-
 # ---- command -----------------------------------------------------------------
 
 
@@ -295,7 +261,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         help="only these of the tables' scenarios")
     parser.add_argument("--repeats", type=int, default=1, metavar="N")
     parser.add_argument("--out", type=Path, default=bench.RESULTS, metavar="DIR")
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="where SVG of curves go")
     parser.add_argument("--plan", action="store_true", help="show what would run, and how long")
     arguments = parser.parse_args(argv)
     started = time.monotonic()
@@ -332,10 +297,6 @@ def show(name: str, chosen: Table, arguments: argparse.Namespace) -> List[str]:
     runs = bench.read_runs(results, scenarios, conditions)
     print(f"\n### {name}\n\n{chosen.published}\n")
     print("\n".join(table(chosen, scenarios, runs)))
-    if arguments.pictures and chosen.pictures:
-        for each in scenarios:
-            file = arguments.pictures / f"{each.name}.svg"
-            file.write_text(picture(each, runs), encoding="utf-8")
     return errors
 
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+from .evaluation import Evaluation
 from .remains import RigError
-from .report.evaluation import Evaluation
 from .scenario import parse_expectation
 from .score import check, evaluate
 

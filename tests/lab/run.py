@@ -138,7 +138,7 @@ class Stage:
                                self.rigs[spec.name].device: spec.driver
                                for spec in scenario.disks if spec.driver}))
                       if contender.kind == "agent" else None)
-        self.series = Series(self.rigs, self.running, self.agent)
+        self.series = Series(self.rigs, self.running)
         self.watch = Watch(self.running, self.clock,
                            STEP_S if conditions.way == "native" else GUEST_STEP_S)
         self.events: List[Dict[str, Any]] = []

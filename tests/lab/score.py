@@ -22,8 +22,8 @@ from writebackd.trial import ladder
 
 from . import catalogue, reach
 from .contenders import KINDS, named
-from .report.evaluation import Check, Contender, Evaluation, Run
-from .report.evaluation import Scenario as Scored
+from .evaluation import Check, Contender, Evaluation, Run
+from .evaluation import Scenario as Scored
 from .scenario import Expectation, Scenario, Term
 
 # Fixed limits that run in all but a few special scenarios, and what they are compared with.
@@ -122,14 +122,12 @@ def _share(value: Optional[float], of: Optional[float]) -> Optional[float]:
 def _reach(scenario: Scenario, contender: Contender) -> Contender:
     """And its worst moments and its limit's, medians over its runs without an error."""
     runs = [run for run in contender.runs if run["error"] is None]
-    swings = [reach.swing(run) for run in runs]
     return replace(
         contender,
         worst_s=median(reach.worst_second(scenario, run) for run in runs),
         longest_s=median(reach.longest(scenario, run) for run in runs),
         stall_s=median(reach.longest_stall(run) for run in runs),
-        writes_per_min=median(reach.writes_per_minute(run) for run in runs),
-        swing=median(each.amplitude if each else None for each in swings))
+        writes_per_min=median(reach.writes_per_minute(run) for run in runs))
 
 
 def _place(name: str) -> Tuple[int, int, str]:
@@ -141,14 +139,11 @@ def _place(name: str) -> Tuple[int, int, str]:
 def _contender(name: str, figures: Sequence[Tuple[Run, Optional[float], Optional[float]]],
                runs: List[Run]) -> Contender:
     settings = named(name)
-    scores = [(each, run) for run, f, g in figures for each in [score(f, g)] if each is not None]
-    scores.sort(key=lambda pair: pair[0])
+    scores = sorted(each for _, f, g in figures for each in [score(f, g)] if each is not None)
     return Contender(
         name, settings.kind, settings.limit_bytes, summary=settings.summary,
         f=median(f for _, f, _ in figures), g=median(g for _, _, g in figures),
-        score=median(each for each, _ in scores),
-        spread=(scores[0][0], scores[-1][0]) if scores else None,
-        runs=runs, median_run=scores[len(scores) // 2][1] if scores else None)
+        score=median(scores), spread=(scores[0], scores[-1]) if scores else None, runs=runs)
 
 
 def median(values: Iterable[Optional[float]]) -> Optional[float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What `bench` prints, and the page repeats: progress, tables of scores, the answer."""
+"""What `bench` prints: progress, tables of scores, the answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from .report.evaluation import AGENT, PEER, Contender, Evaluation, Scenario
-from .report.palette import order
+from .evaluation import AGENT, PEER, Contender, Evaluation, Scenario, order
 
 BAR = 30
-FIGURES = "figures.json"  # beside the report
+FIGURES = "figures.json"  # beside the runs
 LEAST = 1e-6  # a score of nothing at all, for geometric means
 
 
@@ -86,10 +85,6 @@ def milliseconds(value: Optional[float]) -> str:
     return number(None if value is None else 1e3 * value)
 
 
-def swing(value: Optional[float]) -> str:
-    return {None: "-", 0.0: "no"}.get(value) or f"{value:.0%}"
-
-
 # Head, what it is, figure; the later ones are of how a contender got there.
 COLUMNS: Sequence[Tuple[str, str, Callable[[Contender], str]]] = (
     ("f", "rate of the synchronous load, of its idle rate", lambda one: number(one.f)),
@@ -106,7 +101,6 @@ COLUMNS: Sequence[Tuple[str, str, Callable[[Contender], str]]] = (
     ("stall s", "longest write of a buffered writer since the contender came",
      lambda one: number(one.stall_s)),
     ("writes/min", "changes of the limits, in the end", lambda one: number(one.writes_per_min)),
-    ("swings", "amplitude of a periodic limit, of its mean", lambda one: swing(one.swing)),
     ("changed", "score from 15 to 45 s after a change in mid-run, or of a second flood",
      lambda one: number(one.changed)),
     ("its regret", "the same of the static limit that is best there",
@@ -203,7 +197,7 @@ def duels(evaluation: Evaluation, agent: str) -> List[Duel]:
 def figures(evaluation: Evaluation) -> str:
     """What the table has, in JSON: {scenario: {contender: {figure: median}}}, and the totals."""
     names = ("f", "g", "score", "regret", "changed", "changed_regret", "worst_s", "longest_s",
-             "stall_s", "writes_per_min", "swing")
+             "stall_s", "writes_per_min")
 
     return json.dumps({
         "scenarios": {scenario.name: {

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from tests.lab.report.drawing import HEIGHT, WIDTH, Plot, image
+from tests.lab.drawing import HEIGHT, WIDTH, Plot, image
 from tests.sim import bench
 from tests.sim.plant import MB, Disk, Flood, Loop
 from tests.sim.scenarios import Scenario
@@ -81,7 +81,7 @@ def flood(policy: Policy) -> str:
         plot.line(left[which], "without", "default limits", step=True)
         plot.line(followed[which], "with", "writebackd", step=True)
         plot.event(BEGINS_S, "flood begins", "flood begins")
-        plot.label(45.0, above, "default limits", "without")
+        plot.label(0.0, above, "default limits", "without")
         plot.label(45.0, below, "writebackd", "with")
     return page((waits, limits))
 
@@ -111,7 +111,7 @@ def drain_rate(policy: Policy) -> str:
         plot = Plot(name, x, axis("MiB/s", [0.0, *(y for _, y in truth), *(y for _, y in known)]))
         plot.line(truth, "without", "the disk", step=True)
         plot.line(known, "with", "R", step=True)
-        plot.label(20.0, 0.85 * disk.drain / MB, "writebackd", "with")
+        plot.label(2.0, 0.85 * disk.drain / MB, "writebackd", "with")
         plot.label(60.0, 0.8 * slower / MB, "the disk", "without")
         plots.append(plot)
     return page(plots)

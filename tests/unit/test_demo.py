@@ -17,7 +17,7 @@ from html_tree import Tree, corners
 from tests.lab import agent, demo, ground, own_disk
 from tests.lab.ground import OWN, Ground
 from tests.lab.remains import RigError
-from tests.lab.report.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
+from tests.lab.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
 from tests.lab.rig import Rig
 from writebackd.types.storage import Device
 

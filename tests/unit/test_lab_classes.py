@@ -10,8 +10,8 @@ import pytest
 
 from tests.lab import contenders, scenario
 from tests.lab.classes import BY_POLICY, CLASSES, Class, Task, judge
-from tests.lab.report.evaluation import Check, Contender
-from tests.lab.report.evaluation import Scenario as Scored
+from tests.lab.evaluation import Check, Contender
+from tests.lab.evaluation import Scenario as Scored
 from writebackd.policy import list_policies
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from html_tree import Tree, corners, paths
-from tests.lab.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Plot
+from tests.lab.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Plot
 from writebackd.report.plot import LOG, SIZES, Axis, linear_ticks, log_ticks
 
 
@@ -48,24 +48,3 @@ def test_a_long_line_keeps_its_extremes_and_stays_small() -> None:
     ups = [y for _, y in corners(line)]
     assert (min(ups), max(ups)) == pytest.approx((TOP, HEIGHT - BOTTOM), abs=0.06)
     assert len(line) < 12000
-
-
-def test_labels_do_not_cover_each_other() -> None:
-    plot = Plot("t", Axis("x", 0, 1), Axis("y", 0, 1))
-    for at in range(3):
-        plot.point(0.5, 0.5 + at / 1000, "p", "h")
-        plot.label(0.5, 0.5 + at / 1000, f"label {at}", "n")
-    plot.label(0.5, 0.5, "a peer with a name too long to be put anywhere" * 2, "n", needed=False)
-    boxes = []
-    for label in Tree(plot.svg()).root.all("text", "n"):
-        x, y, anchor = (label.attrs[key] for key in ("x", "y", "text-anchor"))
-        left = float(x) - {"start": 0, "middle": 3, "end": 6}[anchor] * len(label.own)
-        boxes.append((left, left + 6 * len(label.own), float(y) - 10, float(y)))
-    assert len(boxes) == 3
-    for at, one in enumerate(boxes):
-        for other in boxes[at + 1:]:
-            assert (one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2]
-                    or other[3] <= one[2])
-
-
-# Figures out of a run.

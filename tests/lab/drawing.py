@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import List, Tuple
-
-from writebackd.report.plot import LETTER, Axis, Frame, coordinate, escape, hover
+from writebackd.report.plot import Axis, Frame, coordinate, escape, hover
 
 WIDTH, HEIGHT = 460, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 36
@@ -36,12 +33,11 @@ def image(width: float, height: float, inside: str, style: str = STYLE) -> str:
 
 
 class Plot(Frame):
-    """A drawing of its own, with a title, and with points whose labels find their place."""
+    """A drawing of its own, with a title, points and labels."""
 
     def __init__(self, title: str, x: Axis, y: Axis) -> None:
         super().__init__(x, y, LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
         self.title = title
-        self._boxes: List[Tuple[float, float, float, float]] = []  # where text is already
 
     def event(self, value: float, label: str, text: str) -> None:
         """A vertical line with a short label at its head."""
@@ -53,39 +49,12 @@ class Plot(Frame):
         self.parts.append(
             f'<circle class="p {style}" cx="{coordinate(self.at_x(x))}" '
             f'cy="{coordinate(self.at_y(y))}" r="{radius}">{hover(text)}</circle>')
-        self._boxes.append((self.at_x(x) - radius, self.at_y(y) - radius,
-                            self.at_x(x) + radius, self.at_y(y) + radius))
 
-    def label(self, x: float, y: float, text: str, style: str, needed: bool = True) -> None:
-        """Text beside a point, on the side where it covers least.
-
-        One that is not needed is left out where it would cover something.
-        """
-        across, down, long = self.at_x(x), self.at_y(y), LETTER * len(text)
-        places = [(across + 7, down + 4, "start"), (across - 7, down + 4, "end"),
-                  (across, down - 8, "middle"), (across, down + 16, "middle"),
-                  (across + 6, down - 7, "start"), (across + 6, down + 15, "start"),
-                  (across - 6, down - 7, "end"), (across - 6, down + 15, "end"),
-                  (across + 6, down - 19, "start"), (across - 6, down + 27, "end")]
-        best, least = places[0], math.inf
-        for place in places:
-            covered = self._covered(_box(place, long))
-            if covered < least:
-                best, least = place, covered
-        if least > 0 and not needed:
-            return
-        self._boxes.append(_box(best, long))
-        self.parts.append(f'<text class="{style}" x="{coordinate(best[0])}" '
-                           f'y="{coordinate(best[1])}" text-anchor="{best[2]}">'
-                           f"{escape(text)}</text>")
-
-    def _covered(self, box: Tuple[float, float, float, float]) -> float:
-        left, top, right, bottom = box
-        outside = (max(0.0, self.left - left) + max(0.0, right - self.right - RIGHT)
-                   + max(0.0, self.top - top) + max(0.0, bottom - self.bottom))
-        return 50 * outside + sum(
-            max(0.0, min(right, other[2]) - max(left, other[0]))
-            * max(0.0, min(bottom, other[3]) - max(top, other[1])) for other in self._boxes)
+    def label(self, x: float, y: float, text: str, style: str) -> None:
+        """Text to the right of a point."""
+        self.parts.append(f'<text class="{style}" x="{coordinate(self.at_x(x) + 7)}" '
+                          f'y="{coordinate(self.at_y(y) + 4)}" text-anchor="start">'
+                          f"{escape(text)}</text>")
 
     def svg(self) -> str:
         """The drawing, with its title above and what y is in it."""
@@ -99,8 +68,3 @@ class Plot(Frame):
                 f'<text class="title" x="{LEFT - 50}" y="13">{escape(self.title)}'
                 f'<tspan class="unit">{escape(unit)}</tspan></text></svg>')
 
-
-def _box(place: Tuple[float, float, str], long: float) -> Tuple[float, float, float, float]:
-    across, down, anchor = place
-    left = across - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
-    return left, down - 10, left + long, down + 2

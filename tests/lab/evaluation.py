@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What tables and the page are made of: recorded runs, and what the scoring made of them."""
+"""What tables are made of: recorded runs, and what the scoring made of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 Run = Mapping[str, Any]  # one run's JSON
 
-# What a contender is to the report: its place in the order, its colour, the sweep it belongs to.
+# What a contender is: its place in the order, the sweep that it belongs to.
 DEFAULT, STATIC, PEER, AGENT = "default", "static", "peer", "agent"
 
 
@@ -33,7 +33,6 @@ class Contender:
     score: Optional[float] = None
     spread: Optional[Tuple[float, float]] = None  # lowest and highest score of the repeats
     runs: List[Run] = field(default_factory=list)  # all repeats, failed ones included
-    median_run: Optional[Run] = None  # the one to draw; None when all failed
     summary: str = ""
     regret: Optional[float] = None  # score, of the best static limit's in the same scenario
     changed: Optional[float] = None  # score in a later window: after a change, or of a second flood
@@ -43,7 +42,6 @@ class Contender:
     longest_s: Optional[float] = None
     stall_s: Optional[float] = None  # longest write of a buffered writer since it came
     writes_per_min: Optional[float] = None  # of the limits, in the end
-    swing: Optional[float] = None  # amplitude of the limit's oscillation of its mean; 0: none
 
 
 @dataclass(frozen=True)
@@ -59,5 +57,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Evaluation:
-    scenarios: List[Scenario] = field(default_factory=list)  # in the order of the page
+    scenarios: List[Scenario] = field(default_factory=list)
     totals: Dict[str, Optional[float]] = field(default_factory=dict)  # contender: geometric mean
+
+
+def order(evaluation: Evaluation) -> List[Contender]:
+    """All contenders, each once: default, static from large to small, peers, agent."""
+    found: Dict[str, Contender] = {}
+    for scenario in evaluation.scenarios:
+        found = {**scenario.contenders, **found}
+    kinds = (DEFAULT, STATIC, PEER, AGENT)
+    return sorted(found.values(),
+                  key=lambda one: (kinds.index(one.kind), -(one.limit_bytes or 0), one.name))
