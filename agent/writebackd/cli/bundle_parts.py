@@ -18,7 +18,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, List, Tuple
+from typing import Callable, Iterator, List, Tuple
 
 from writebackd import __version__
 from writebackd.cli import doctor_checks
@@ -51,17 +51,7 @@ _CONFIG = re.compile(
     r"|CGROUPS|BLK_CGROUP\w*|CGROUP_WRITEBACK|BLK_WBT\w*|IOSCHED\w*|MQ_IOSCHED\w*|BLK_DEV_ZONED"
     r"|SECURITY_LOCKDOWN\w*|MODULE_SIG\w*|LOCKDEP|PROVE_LOCKING|KASAN))[= ].*"
 )
-_VMSTAT = re.compile(r"(?:nr_dirt|nr_writeback|nr_vmscan_write|nr_(?:in)?active_file"
-                     r"|nr_free_pages|nr_throttled|pgpgout|balance_)\w* ")  # fmt: skip
-_MEMINFO = re.compile(r"(?:MemTotal|MemFree|MemAvailable|Cached|Dirty|Writeback\w*|Swap\w*):")
-_QUEUE = (
-    "scheduler", "nr_requests", "max_sectors_kb", "max_hw_sectors_kb", "rotational",
-    "write_cache", "fua", "wbt_lat_usec", "read_ahead_kb", "logical_block_size",
-    "physical_block_size", "zoned", "nomerges", "rq_affinity", "io_timeout", "stable_writes",
-)  # fmt: skip
 _DISK = ("dev", "size", "removable", "device/vendor", "device/model", "diskseq")
-_BDI = ("max_bytes", "min_bytes", "max_ratio", "min_ratio", "max_ratio_fine", "min_ratio_fine",
-        "strict_limit", "read_ahead_kb", "stable_pages_required")  # fmt: skip
 # Of what is not on a disk of this host, source and options name others: servers, users.
 _LOCAL = ("tmpfs", "devtmpfs", "devpts", "proc", "sysfs", "cgroup", "cgroup2", "overlay", "bpf",
           "tracefs", "debugfs", "securityfs", "configfs", "hugetlbfs", "mqueue", "zfs")  # fmt: skip
@@ -163,9 +153,8 @@ def _vm(host: Host) -> str:
     names = files.listdir("/proc/sys/vm")
     lines = [f"vm.{name} = {files.try_read(f'/proc/sys/vm/{name}')}"
              for name in names if name.startswith(("dirty", "laptop_mode", "vfs_cache_pressure"))]
-    for name, wanted in (("/proc/vmstat", _VMSTAT), ("/proc/meminfo", _MEMINFO)):
-        lines += ["", f"# {name}"]
-        lines += [line for line in files.read(name).split("\n") if wanted.match(line)]
+    for name in ("/proc/vmstat", "/proc/meminfo"):
+        lines += ["", f"# {name}", files.read(name)]
     for name in ("io", "memory", "cpu"):
         lines += ["", f"# /proc/pressure/{name}", files.try_read(f"/proc/pressure/{name}") or "-"]
     return "\n".join(lines)
@@ -176,7 +165,7 @@ def _block(host: Host) -> str:
     for name in host.files.listdir("/sys/block"):
         here = f"/sys/block/{name}"
         said = [f"{each}={host.files.try_read(f'{here}/{each}')}" for each in _DISK]
-        lines += [f"{name}: {' '.join(said)}", *_attributes(host.files, f"{here}/queue", _QUEUE)]
+        lines += [f"{name}: {' '.join(said)}", *_attributes(host.files, f"{here}/queue")]
         slaves = host.files.listdir(f"{here}/slaves")
         lines += [f"  slaves {' '.join(slaves)}"] if slaves else []
     return "\n".join([*lines, "", "# /proc/diskstats", host.files.read("/proc/diskstats")])
@@ -185,12 +174,12 @@ def _block(host: Host) -> str:
 def _bdi(host: Host) -> str:
     lines: List[str] = []
     for name in host.files.listdir("/sys/class/bdi"):
-        lines += [f"{name}:", *_attributes(host.files, f"/sys/class/bdi/{name}", _BDI)]
+        lines += [f"{name}:", *_attributes(host.files, f"/sys/class/bdi/{name}")]
     return "\n".join(lines)
 
 
-def _attributes(files: KernelFiles, directory: str, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
+def _attributes(files: KernelFiles, directory: str) -> Iterator[str]:
+    for name in files.listdir(directory):
         value = files.try_read(f"{directory}/{name}")
         if value is not None:
             yield f"  {name} {value}"
