@@ -279,10 +279,16 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 20 # x", "vm.dirty_ratio=20"),
         ("/etc/sysconfig/sapconf", "DIRTY_BYTES=629145600", "vm.dirty_bytes=629145600"),
         ("/etc/sysconfig/sapconf", "DIRTY_BG_BYTES=0", None),
+        ("/etc/cron.d/tune", "@reboot root /sbin/sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+        ("/etc/crontab", "#@reboot root sysctl -w vm.dirty_ratio=5", None),
+        ("/etc/cron.daily/tune", "echo 5 >/proc/sys/vm/dirty_ratio", "vm.dirty_ratio=5"),
+        ("/etc/systemd/system/tune.service", "ExecStart=sh -c 'sysctl vm.dirty_bytes=15728640'",
+         "vm.dirty_bytes=15728640"),
+        ("/etc/systemd/system/a.service", "ExecStart=/bin/cat /proc/sys/vm/dirty_bytes", None),
         ("/etc/laptop-mode/laptop-mode.conf", "ENABLE_LAPTOP_MODE_TOOLS=1", None),  # removed
     ],
 )  # fmt: skip
-def test_other_files_that_are_read_at_boot(
+def test_other_files_that_set_levers(
     tmp_path: Path, path: str, line: str, setting: "str | None"
 ) -> None:
     expected = [("note", setting, f"{path}:2")] if setting else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Finds settings of our levers at boot or by udev, in files of the root disk."""
+"""Finds settings of our levers at boot, by jobs or by udev, in files of the root disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from writebackd.kernel.tuned_profiles import DIRTY, text_of
 # In systemd's order of precedence: a name in an earlier directory masks later ones.
 _PLACES = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
+# cron's tables and scripts, and services of the host's own.
+_JOBS = (
+    "/etc/crontab", "/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/var/spool/cron",
+    "/var/spool/cron/crontabs", "/etc/systemd/system",
+)  # fmt: skip
 _SYSCTL_CONF = "/etc/sysctl.conf"
 _SYSTEMD = "/run/systemd/system"  # is there only where systemd runs the host
 # sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
@@ -64,8 +69,12 @@ class BootSetting(NamedTuple):
                 f"{said} {at} is not set at boot: systemd-sysctl does not read this file;"
                 " `sysctl -p` makes writebackd yield"
             )
+        if self.source == "job":
+            boot = "is set by a job"
         if not self.setting.startswith("vm."):
             return f"{said} {boot} {at}: writebackd releases that lever"
+        if self.source == "job":
+            return f"{said} {boot} {at}: whenever that runs, writebackd yields"
         if self.source == "udev":
             return f"{said} {boot} {at}: writebackd yields"
         again = "; `sysctl --system` while it runs makes it yield for a minute"
@@ -83,7 +92,8 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
     tmpfiles = in_force([*_tmpfiles(files), *last])
     tmpfiles = [each for each in tmpfiles if each not in last]
     return [
-        *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_udev(files)
+        *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_jobs(files),
+        *_udev(files),
     ]  # fmt: skip
 
 
@@ -169,6 +179,13 @@ def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
             seen.add(real)
             for number, line in _lines(files, path):
                 yield from _command(line, "rc.local", f"{path}:{number}")
+
+
+def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
+    for place in _JOBS:
+        for path in [place, *(f"{place}/{name}" for name in files.listdir(place))]:
+            for number, line in _lines(files, path):
+                yield from _command(line, "job", f"{path}:{number}")
 
 
 def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:
