@@ -17,7 +17,7 @@ import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor_checks
-from writebackd.kernel import bcc_programs, probe
+from writebackd.kernel import bcc_programs, libbpf, probe
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.status_answer import status_json
 from writebackd.types.levers import VmLimits
@@ -54,6 +54,8 @@ def texts(findings: List[Tuple[str, str]], level: str) -> str:
 def test_kernel_version(tmp_path: Path, release: str, level: str) -> None:
     findings = list(doctor_checks.kernel(host(tmp_path, {}), release))
     assert f"Linux {release}" in texts(findings, level)
+    findings = list(doctor_checks.kernel(host(tmp_path, {}), f"{release}-microsoft-WSL2"))
+    assert "WSL2: systemd takes it for a container" in texts(findings, "warning")
 
 
 def test_a_kernel_with_everything(tmp_path: Path) -> None:
@@ -124,13 +126,24 @@ def test_levers_that_cannot_be_written_block(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_checks, "_LIBBPF", "libbpf-that-is-not.so.1")
+    monkeypatch.setattr(libbpf, "SYSTEM", "libbpf-that-is-not.so.1")
     monkeypatch.setattr(
         doctor_checks, "_MODULES", (("no_such_module", "python3-none", "x is worse"),)
     )
     findings = list(doctor_checks.libraries())
-    assert "apt install libbpf1" in texts(findings, "warning")
+    assert "install libbpf1, libbpf or writebackd-libbpf" in texts(findings, "warning")
     assert texts(findings, "note") == "no python3-none: x is worse"
+
+
+def test_the_library_of_the_package_is_used_where_the_system_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = texts(list(doctor_checks.libraries()), "good")
+    assert "libbpf.so.1 loads, the system's" in found
+    monkeypatch.setattr(libbpf, "BUNDLED", Path("libbpf.so.1"))
+    monkeypatch.setattr(libbpf, "SYSTEM", "libbpf-that-is-not.so.1")
+    found = texts(list(doctor_checks.libraries()), "good")
+    assert "loads, bundled with writebackd" in found
 
 
 def test_what_is_said_to_be_lost_without_a_library_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,30 +27,23 @@ def test_the_headline_is_the_contrast_of_the_table_or_the_half_that_is_known() -
     slow = Histogram(((130, 1000),))
     held, loose = rows(60), [row(600.0 + 10 * n, ours_s=0.0, latency=slow) for n in range(6)]
     text = headline([measure(held + loose)])
-    assert re.fullmatch(
-        r"commits under flood on sda: 100/s with writebackd, 100/s without;"
-        r" p99 2\.4 against \d\d\d ms", text,
-    ), text  # fmt: skip
+    without = r"Without writebackd: commits p99 \d\d\d ms \(100/s\) during floods on sda; with: "
+    assert re.fullmatch(without + r"p99 2\.4 ms \(100/s\)", text), text
     seconds = [replace(each, latency=SLOW) for each in loose]
-    assert headline([measure(held + seconds)]).endswith("; p99 2.4 ms against 2.0s")
-    half = r"commits under flood on sda: 100/s, p99 2\.4 ms with writebackd; "
-    assert re.fullmatch(half + "not measured without", headline([measure(held)]))
-    assert re.fullmatch(half + "only 10s measured without", headline([measure(held + loose[:1])]))
-    assert re.fullmatch(
-        r"commits under flood on sda: 100/s, p99 \d\d\d ms without writebackd, which held no limit"
-        r" then", headline([measure(loose)]),
-    )  # fmt: skip
+    text = "Without writebackd: commits p99 2.0s (100/s) during floods on sda; with: p99 2.4 ms"
+    assert headline([measure(held + seconds)]).startswith(text)
+    half = "With writebackd: commits p99 2.4 ms (100/s) during floods on sda; without: "
+    assert headline([measure(held)]) == half + "not measured"
+    assert headline([measure(held + loose[:1])]) == half + "only 10s measured"
+    assert re.fullmatch(without + "not measured", headline([measure(loose)]))
     # Of the device where most was waited for; and where none returned, how long one waited.
     other = measure([row(10.0 * n, device="sdb", latency=SLOW) for n in range(60)])
-    assert "on sdb: " in headline([measure(held), other])
+    assert "on sdb; " in headline([measure(held), other])
     stuck = [row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
              for n in range(12)]
-    assert headline([measure(held + stuck)]).endswith(
-        "100/s with writebackd, 0/s without; longest wait 4.7 ms against 1m59s"
-    )
-    assert headline([measure(stuck)]).startswith(
-        "commits under flood on sda: none returned, longest wait 1m59s, without writebackd"
-    )
+    never = "Without writebackd: commits never returned, longest wait 1m59s, during floods on sda; "
+    assert headline([measure(held + stuck)]) == never + "with: p99 2.4 ms (100/s)"
+    assert headline([measure(stuck)]) == never + "with: not measured"
 
 
 def test_with_and_without_are_compared_where_both_were_measured() -> None:
@@ -89,7 +82,7 @@ def test_a_wait_counts_for_the_time_it_lasted() -> None:
     each = measure(rows(60) + loose)
     assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
     text = said(rows(60) + loose)
-    assert re.search(r"time-weighted median wait [\d.]+ ms against 11s", text)
+    assert re.search(r"wait 11s \(\S+ during .*time-weighted median wait [\d.]+ ms", text)
     factor = re.search(r"(\d+) times as long as with writebackd", text)
     assert factor is not None and 4_000 < int(factor.group(1)) < 6_000
 
@@ -133,7 +126,7 @@ def test_nothing_is_claimed_where_nothing_happened() -> None:
         rows(60, flooded_s=0.0), rows(60, latency=Histogram()), rows(60, ours_s=0.0),
     ):
         text = headline([measure(found)])
-        assert "nothing to compare" in text or "held no limit then" in text
+        assert "nothing to compare" in text or "with: not measured" in text
     assert "nothing to compare" in headline([])
 
 

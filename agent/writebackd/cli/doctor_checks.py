@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -24,6 +23,7 @@ from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.restore import is_watched
 from writebackd.cli.status_screen import lever_lines
 from writebackd.control.device_decision import kernel_floor_bytes
+from writebackd.kernel import libbpf
 from writebackd.kernel.bcc_programs import missing
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
@@ -47,7 +47,6 @@ Finding = Tuple[str, str]
 
 # The oldest kernel that the CO-RE object is meant for (atomics, task storage).
 _OLDEST = (5, 10)
-_LIBBPF = "libbpf.so.1"
 TIMER = "writebackd-raid.timer"
 _SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse.glusterfs", "fuse.sshfs")
 _SYSTEMCTL_S = 5.0
@@ -91,6 +90,12 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         yield "warning", f"Linux {release}: older than 5.10, untested"
     else:
         yield "good", f"Linux {release}"
+    if "microsoft" in release.lower():
+        yield (
+            "warning",
+            "WSL2: systemd takes it for a container, so the unit does not start: run `writebackd`"
+            " in a terminal; disks of Windows (/mnt/c) are not seen",
+        )
     if files.path("/sys/kernel/btf/vmlinux").exists():
         yield "good", "kernel types (BTF) available"
     elif lacking := missing():
@@ -137,14 +142,10 @@ def _mounted(mounts: Mapping[str, str], kind: str, without: str) -> Finding:
 
 def libraries() -> Iterator[Finding]:
     try:
-        ctypes.CDLL(_LIBBPF)
-        yield "good", f"{_LIBBPF} loads"
+        _, whose = libbpf.load()
+        yield "good", f"{libbpf.SYSTEM} loads, {whose}"
     except OSError as error:
-        yield (
-            "warning",
-            f"{error}: no BPF, only disk statistics, no fsync latency; install it"
-            " (`apt install libbpf1`, `dnf install libbpf`)",
-        )
+        yield "warning", f"{error.strerror}; without it only disk statistics, no fsync latency"
     for module, package, without in _MODULES:
         if importlib.util.find_spec(module) is None:
             yield "note", f"no {package}: {without}"

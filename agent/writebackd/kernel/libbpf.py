@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """libbpf.so.1 through ctypes: only the calls that the probe needs.
 
-ctypes takes 1.3 MB and no compiler (cffi needs a build per ABI, bcc 134 MB).
-Types of all functions are declared: an undeclared result would be truncated
-to 32 bits and crash later.
+ctypes takes 1.3 MB and no compiler (cffi needs a build per ABI, bcc 134 MB). Types of all functions
+are declared: an undeclared result would be truncated to 32 bits and crash later.
 """
 
 from __future__ import annotations
@@ -114,20 +113,32 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_raw_tracepoint_open", C.c_int, [C.c_char_p, C.c_int]),
     ("bpf_link_create", C.c_int, [C.c_int, C.c_int, C.c_int, C.c_void_p]),
 )
+SYSTEM = "libbpf.so.1"
+# packaging/bundle.py builds it, for distributions that have none or an older one.
+BUNDLED = Path(__file__).parents[1] / "_lib" / SYSTEM
 _keep: List[Any] = []  # callbacks must outlive the library's use of them
 _WARN = 0  # enum libbpf_print_level
 _verdicts: List[str] = []  # of the programs that were refused since the last load began
 
 
+def load() -> Tuple[C.CDLL, str]:
+    """The system's library, else that of our package, and which; OSError says what to install."""
+    problems = []
+    for path, whose in ((SYSTEM, "the system's"), (str(BUNDLED), "bundled with writebackd")):
+        try:
+            return C.CDLL(path, use_errno=True), whose
+        except OSError as error:
+            problems.append(str(error))
+    raise OSError(
+        errno.ENOENT,
+        f"cannot load {SYSTEM} ({problems[0]}): install libbpf1, libbpf or writebackd-libbpf",
+    )
+
+
 @functools.lru_cache(maxsize=None)
 def library() -> C.CDLL:
-    """The loaded library; OSError naming the package to install if it is missing."""
-    try:
-        lib = C.CDLL("libbpf.so.1", use_errno=True)
-    except OSError as error:
-        raise OSError(
-            errno.ENOENT, f"cannot load libbpf.so.1 ({error}): install libbpf1 (or libbpf)"
-        ) from None
+    """The loaded library, its functions declared; OSError if there is none."""
+    lib, _ = load()
     for name, result, arguments in _SIGNATURES:
         function = getattr(lib, name)
         function.restype = result

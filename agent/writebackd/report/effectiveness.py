@@ -235,29 +235,25 @@ def headline(effects: Sequence[Effectiveness]) -> str:
             )
         return "No flood with commits: nothing to compare."
     most = max(judged, key=lambda each: (bool(each.held.span_s), each.held.waited_s))
-    held, loose, what = most.held, most.loose, f"commits under flood on {most.device}"
+    held, loose = most.held, most.loose
+    hides = any(each.latency.total and _hides(each) for each in (held, loose))
+    where = f"during floods on {most.device}"
+    without = f"Without writebackd: commits {_half(loose, hides)} {where}"
     if held.span_s and loose.counts:
-        text = f"{what}: {_rate(held)} with writebackd, {_rate(loose)} without"
-        if not (held.latency.total and loose.latency.total):
-            return f"{text}; longest wait {_against(held.longest_s, loose.longest_s)}"
-        text += f"; p99 {_against(held.p99_s, loose.p99_s)}"
-        if _hides(held) or _hides(loose):
-            waits = _against(held.wait_s, loose.wait_s)
-            text += f"; time-weighted median wait {waits}"
-        return text
+        return f"{without}; with: {_half(held, hides)}"
     if held.span_s:
-        little = f"only {formats.duration(loose.span_s)} " if loose.span_s else "not "
-        return f"{what}: {_half(held)} with writebackd; {little}measured without"
-    return f"{what}: {_half(loose)} without writebackd, which held no limit then"
+        little = f"only {formats.duration(loose.span_s)}" if loose.span_s else "not"
+        return f"With writebackd: commits {_half(held, hides)} {where}; without: {little} measured"
+    return f"{without}; with: not measured"
 
 
-def _half(stretch: Period) -> str:
+def _half(stretch: Period, hides: bool) -> str:
     if not stretch.latency.total:
-        return f"none returned, longest wait {latency(stretch.longest_s)},"
-    text = f"{_rate(stretch)}, p99 {latency(stretch.p99_s)}"
-    if _hides(stretch):
+        return f"never returned, longest wait {latency(stretch.longest_s)},"
+    text = f"p99 {latency(stretch.p99_s)}"
+    if hides:
         text += f", time-weighted median wait {latency(stretch.wait_s)}"
-    return text
+    return f"{text} ({_rate(stretch)})"
 
 
 def _rate(stretch: Period) -> str:
@@ -267,14 +263,6 @@ def _rate(stretch: Period) -> str:
 def _hides(stretch: Period) -> bool:
     """Whether p99 hides most of the waiting: one commit of 11 s among a thousand."""
     return stretch.wait_s is not None and stretch.wait_s > 10 * (stretch.p99_s or 0.0)
-
-
-def _against(with_s: Optional[float], without_s: Optional[float]) -> str:
-    """A pair of values with one unit: 19 against 382 ms."""
-    one, other = latency(with_s), latency(without_s)
-    if one.endswith(" ms") and other.endswith(" ms"):
-        one = one[: -len(" ms")]
-    return f"{one} against {other}"
 
 
 def sentences(each: Effectiveness) -> List[str]:
