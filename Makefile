@@ -33,6 +33,7 @@ check:
 
 docs:
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/reference.py
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/schemas.py
 
 bench:
 	agent/setup.sh $(if $(filter-out native,$(WAY)),test,bench)

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -54,6 +54,8 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
 
 log = logging.getLogger(__name__)
+
+Answer = Mapping[str, Any]  # see report/answers.py
 
 # Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
 LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
@@ -219,12 +221,12 @@ class Commands:
     learned: LearnedStore
     # Answers with what was put back, and may raise OSError or ValueError.
     apply: Callable[[Command], Actions]
-    trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]]
+    trial: Callable[[Dict[str, Any], Snapshot], Answer]
     metrics: Callable[[str], Optional[Shared]]
     hidepid: Callable[[], Optional[str]]  # the option by which /proc hides processes, or None
     now: Callable[[], float]  # the clock of Sample.time_s
 
-    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Answer:
         """Answer a request of `writebackctl`; raises RequestError."""
         if verb == "mode":
             return self._mode(args, uid)
@@ -241,7 +243,7 @@ class Commands:
             why = problem or "just started"
             raise RequestError(f"{why}, no measurement yet: try again in a second", 1)
         shown = for_user(snapshot, uid)
-        answers: Dict[str, Callable[[], Dict[str, Any]]] = {
+        answers: Dict[str, Callable[[], Answer]] = {
             "status": lambda: status_json(shown),
             "devices": lambda: devices_json(shown),
             "why": lambda: why_json(shown, text_argument(args, "device")),
@@ -266,7 +268,7 @@ class Commands:
         assert page is not None  # there is a snapshot
         return page
 
-    def _forget(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def _forget(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Answer:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
@@ -279,7 +281,7 @@ class Commands:
         log.info("learned values of %s dropped by uid %d", names[0], uid)
         return forget_json(names[0], ["learned again from the next flood and fsync"])
 
-    def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Answer:
         """`start`, then `renew` until `end` or `hold`; without renewal a drain ends by itself."""
         order = text_argument(args, "order")
         if order == "start":
@@ -301,7 +303,7 @@ class Commands:
 
     def _start_drain(
         self, snapshot: Snapshot, args: Dict[str, Any], uid: int
-    ) -> Dict[str, Any]:
+    ) -> Answer:
         wanted = names_argument(args, "devices")
         chosen = {
             seen.device.name: seen
@@ -332,12 +334,12 @@ class Commands:
             return [f"limits stay pinned to {formats.size(memory.pin_bytes)}"]
         return []
 
-    def _reset_stats(self, uid: int) -> Dict[str, Any]:
+    def _reset_stats(self, uid: int) -> Answer:
         self.apply(ResetStats(uid))
         log.info("counters zeroed by uid %d", uid)
         return reset_stats_json(self.state.totals)
 
-    def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
+    def _verify(self, snapshot: Snapshot) -> Answer:
         vm = read_state(self.files)
         return verify_json(
             vm,
@@ -361,7 +363,7 @@ class Commands:
             return None
         return decision.limit_bytes, decision.background_bytes
 
-    def _mode(self, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def _mode(self, args: Dict[str, Any], uid: int) -> Answer:
         try:
             mode = Mode(text_argument(args, "mode"))
         except ValueError:
@@ -388,7 +390,7 @@ class Commands:
             return text
         return f"{text} (was {in_words(first)}: `writebackctl restore --first-found`)"
 
-    def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Answer:
         if verb == "release":
             self.apply(Release(uid))
             log.info("released by uid %d", uid)

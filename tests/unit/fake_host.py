@@ -166,7 +166,7 @@ class Rig:
         self.daemon._off_switch.close()
         self.daemon._host_lock.close()
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> Any:
         return self.daemon.handle("status", {}, 0)
 
 

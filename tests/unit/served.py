@@ -16,7 +16,7 @@ class Served:
     """Answers until `stop`."""
 
     def __init__(
-        self, runtime_dir: Path, answer: Callable[[str, Dict[str, Any], int], Dict[str, Any]]
+        self, runtime_dir: Path, answer: Callable[[str, Dict[str, Any], int], Any]
     ) -> None:
         self._end, self._wake = socket.socketpair()
         self._server = ControlServer(runtime_dir / "control.sock", answer)

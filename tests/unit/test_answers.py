@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from enum import Enum
-from typing import Any, Callable, Dict, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import pytest
 
@@ -23,7 +22,7 @@ from writebackd.report.history_events import events_of
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.status_answer import status_json
 from writebackd.report.why_answer import why_json
-from writebackd.types.decision import DeviceState, Mode, Rule
+from writebackd.types.decision import Mode
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.levers import ForeignWrite, Intrusion, VmLimits
 from writebackd.types.samples import VmState
@@ -63,7 +62,7 @@ def assert_valid(answer: Any, name: str) -> None:
     assert list(schema.problems(answer, schema.load(name))) == []
 
 
-def assert_keys(answer: Dict[str, Any], wanted: Dict[str, Any]) -> None:
+def assert_keys(answer: Any, wanted: Dict[str, Any]) -> None:
     for key, inner in wanted.items():
         assert key in answer
         if inner is not None:
@@ -84,14 +83,6 @@ def test_status_keeps_the_contract(make: Callable[[], Snapshot]) -> None:
     assert_keys(answer, CONTRACT)
     for device in answer["devices"]:
         assert_keys(device, CONTRACT_DEVICE)
-
-
-@pytest.mark.parametrize("verb, key, words", [
-    ("status", "state", DeviceState), ("why", "rule", Rule),
-])  # fmt: skip
-def test_the_schema_knows_every_word(verb: str, key: str, words: Type[Enum]) -> None:
-    known = schema.load(verb)["properties"]["devices"]["items"]["properties"][key]
-    assert known["enum"] == [word.value for word in words] + [None]
 
 
 def test_a_schema_that_is_broken_is_noticed() -> None:
@@ -222,7 +213,7 @@ def test_an_alert_says_who_and_on_what_evidence() -> None:
     assert alert["cause"] == "writeback-flood" and alert["since"] == 1_717_200_600.0
     (culprit,) = alert["culprits"]
     assert culprit["unit"] == "backup.service" and culprit["dirty_rate"] == 248.0 * MIB
-    assert alert["evidence"]["facts"] == {"sync_rate": 2.0, "backlog_s": 12.5}
+    assert alert["evidence"] and alert["evidence"]["facts"] == {"sync_rate": 2.0, "backlog_s": 12.5}
 @pytest.mark.parametrize(
     "lever", ["queue sda nr_requests", "bdi 8:0 max_bytes", "pace /a.service 8:0"]
 )
@@ -235,7 +226,9 @@ def test_who_writes_sysfs_or_cgroups_is_not_seen_and_nobody_is_named(lever: str)
     snapshot = intruded(named)
     (alert,) = status_json(snapshot)["alerts"]
     assert said in alert["summary"]
-    assert [alert["writers"][0][key] for key in ("pid", "comm", "cgroup", "cmdline")] == [None] * 4
+    assert alert["writers"][0] == {
+        "lever": lever, "value": "5", "pid": None, "comm": None, "cgroup": None, "cmdline": None
+    }  # fmt: skip
     assert said in " ".join(render_status(status_json(snapshot), 200).split())
     (row,) = why_json(snapshot, "sda")["devices"]
     assert said in row["steps"][-1]

@@ -78,11 +78,11 @@ class FakeDaemon(Served):
         self.trial = FakeTrial()
         super().__init__(runtime_dir, self.handle)
 
-    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Any:
         self.requests.append((verb, args))
         shown = self.snapshot
         state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
-        answers: Dict[str, Callable[[], Dict[str, Any]]] = {
+        answers: Dict[str, Callable[[], Any]] = {
             "status": lambda: status_json(shown),
             "devices": lambda: devices_json(shown),
             "why": lambda: why_json(shown, text_argument(args, "device")),
@@ -104,7 +104,7 @@ class FakeDaemon(Served):
             raise RequestError(f"unknown verb {verb}")
         return answers[verb]()
 
-    def drain(self, args: Dict[str, Any]) -> Dict[str, Any]:
+    def drain(self, args: Dict[str, Any]) -> Any:
         """All is clean in a second tick."""
         self.snapshot = replace(
             self.snapshot, sample=replace(self.snapshot.sample, wall_s=time.time() + 1.0)
@@ -451,7 +451,7 @@ def test_restore_says_when_it_fails(
 def test_restore_through_a_daemon_that_fails_is_bad_news(
     tmp_path: Path, run: Run
 ) -> None:
-    def handle(verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def handle(verb: str, args: Dict[str, Any], uid: int) -> Any:
         return mode_json(Mode.OBSERVE, ["dirty_ratio=20 not set"], good=False)
 
     with contextlib.ExitStack() as stack:

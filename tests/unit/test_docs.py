@@ -19,6 +19,7 @@ from writebackd.types.levers import LeverKind
 
 sys.path += [str(ROOT / "docs" / "man"), str(ROOT)]
 import reference
+import schemas
 from tests.sim import pictures
 
 WIDEST = 100
@@ -87,6 +88,11 @@ def test_files_that_are_named_exist() -> None:
             if not (ROOT / name).exists() and not PLACEHOLDER.search(name):
                 wrong.append(f"{file.relative_to(ROOT)}: {name}")
     assert wrong == []
+
+
+def test_schemas_are_those_of_the_answers() -> None:
+    there = {each.name: each.read_text() for each in schemas.PLACE.iterdir()}
+    assert there == schemas.files(), "run `make docs`"
 
 
 @pytest.mark.parametrize("name", reference.pages())

@@ -204,14 +204,14 @@ def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
     assert "has no socket" not in found("warning")
 
 
-Found = Callable[[Dict[str, Any], str], List[str]]
+Found = Callable[[Any, str], List[str]]
 
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     """What the check says at a level of a daemon that answers so to `status`."""
 
-    def check(answer: Dict[str, Any], level: str) -> List[str]:
+    def check(answer: Any, level: str) -> List[str]:
         monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
         return texts(list(doctor_checks.daemon(KernelFiles(), tmp_path)), level).splitlines()
 

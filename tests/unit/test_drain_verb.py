@@ -58,7 +58,7 @@ class Daemon(Served):
         self.vanishes = False  # sda does, after the first look
         super().__init__(runtime_dir, self.handle)
 
-    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Any:
         if verb == "drain":
             self.orders.append(args)
             if args["order"] == "start":
@@ -68,7 +68,7 @@ class Daemon(Served):
             return drain_json(NUMBER, () if over else ("sda",), [] if over else self.lines)
         return {"devices": lambda: devices_json(self.shown), "status": self._status}[verb]()
 
-    def _status(self) -> Dict[str, Any]:
+    def _status(self) -> Any:
         self.looks += 1
         sample = replace(self.shown.sample, wall_s=time.time(), backings=self.said)
         estimate = replace(
@@ -487,7 +487,7 @@ def test_what_was_read_before_a_flush_ended_does_not_count(
         begun = True
         return {} if known else {"dm-3": child}
 
-    def read_now() -> Dict[str, Any]:
+    def read_now() -> Any:
         nonlocal looks
         looks += begun
         left = 0 if looks > 1 else said.dirty_bytes

@@ -501,7 +501,7 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
         assert usual_ms == pytest.approx(0.4, rel=WIDTH + 0.06) and slowest_ms == 67
     # And `alerts` names the same window.
     number, alert = found[-1]
-    row = alerts_json(replace(samples.idle(), alerts=(alert,)))
+    row = [{**each} for each in alerts_json(replace(samples.idle(), alerts=(alert,)))]
     assert alert.evidence is not None
     lasted_s = alert.evidence.end_s - alert.evidence.begin_s
     assert f"(over {formats.duration(lasted_s)}: sync_rate " in " ".join(

@@ -269,7 +269,7 @@ def backing(**fields: Any) -> Backing:
     return Backing("sda", "storcli", 1000.0, **fields)
 
 
-def shown(*backings: Backing) -> Dict[str, Any]:
+def shown(*backings: Backing) -> Any:
     snapshot = samples.guard()
     name = snapshot.sample.devices[0].device.name
     sample = replace(
@@ -351,7 +351,7 @@ def test_status_shows_what_was_read_from_a_cache_or_how_a_tools_word_agrees() ->
 
 
 def test_status_without_tools_says_that_nothing_is_known() -> None:
-    found = status_json(samples.guard())["devices"][0]["write_cache"]
+    found: Any = status_json(samples.guard())["devices"][0]["write_cache"]
     assert [found[key] for key in ("kind", "mode", "protected", "source", "reported")] == [
         None, None, None, None, []
     ]  # fmt: skip

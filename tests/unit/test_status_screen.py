@@ -25,7 +25,7 @@ every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def through_json(answer: Dict[str, Any]) -> Dict[str, Any]:
+def through_json(answer: Any) -> Dict[str, Any]:
     decoded: Dict[str, Any] = json.loads(json.dumps(answer))
     return decoded
 

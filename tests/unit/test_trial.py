@@ -245,7 +245,7 @@ class Host:
                 daemon.state.memory = replace(daemon.state.memory, devices={"sda": mine})
             self.rig.tick()
 
-    def start(self, arms: str = "oaoa", **more: Any) -> Dict[str, Any]:
+    def start(self, arms: str = "oaoa", **more: Any) -> Any:
         args = {"order": "start", "arms": arms, "block_s": 10.0, "settle_s": 5.0,
                 "ceiling_s": 1.0, "stop_s": None, **more}  # fmt: skip
         self.id = 0
@@ -253,7 +253,7 @@ class Host:
         self.id = answer["id"]
         return answer
 
-    def ask(self, order: str = "go", since: int = 0) -> Dict[str, Any]:
+    def ask(self, order: str = "go", since: int = 0) -> Any:
         args = {"order": order, "id": self.id, "since": since}
         return self.rig.daemon.handle("trial", args, 0)
 

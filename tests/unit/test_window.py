@@ -459,7 +459,7 @@ def test_a_run_says_which_window_is_open_and_when_that_changes(
     status, why = status_json(shown), why_json(shown)
     for name, answer in (("status", status), ("why", why)):
         assert list(schema.problems(json.loads(json.dumps(answer)), schema.load(name))) == []
-        assert answer["window"]["name"] == "night"
+        assert answer["window"] and answer["window"]["name"] == "night"
     assert "(window night until 18:00)" in render_status(status, 200)
     assert "(window night until 18:00)" in render_why(why, 200)
     # The clock is set back, and forth; the daemon's own clock goes on.

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Optional, Tuple
 
 from writebackd import formats
+from writebackd.types.quantities import Count, Rate
 
 
 class AlertName(Enum):
@@ -50,15 +51,15 @@ class Cause(Enum):
 class Culprit:
     """A program that caused the trouble; None: not known."""
 
-    pid: Optional[int] = None
+    pid: Optional[Count] = None
     comm: Optional[str] = None
     cmdline: Optional[str] = None  # its start; for root and for its owner
     cgroup: Optional[str] = None  # path below the v2 root
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
-    dirty_rate: Optional[float] = None  # bytes per second that it dirtied
+    dirty_rate: Optional[Rate] = None
     several: bool = False  # processes of that name and cgroup, in turn or at once; pid is of one
-    uid: Optional[int] = None  # the owner, where the command line is known
+    uid: Optional[Count] = None  # the owner, where the command line is known
     exited: bool = False
 
     @property

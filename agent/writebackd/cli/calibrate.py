@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, List, Optional, Sequence
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Cause
@@ -34,6 +34,9 @@ from writebackd.trial.calibration import Calibration
 from writebackd.trial.calibration_values import Budget, Order, Phase, Result
 from writebackd.trial.ladder import Rung
 from writebackd.types.storage import Device
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import CalibrateAnswer, SyncFigures
 
 _INTERRUPTED = 130
 # Less would not fill any cache.
@@ -230,17 +233,15 @@ class _CalibrationRun:
         columns = width()
         return [part for line in lines for part in wrapped(line[10:], columns, " " * 10, line[:10])]
 
-    def _as_json(self, result: Result, problems: Sequence[str]) -> Dict[str, Any]:
-        same = ("device", "seconds", "written_bytes", "drain_rate", "drain_rate_most",
-                "cache_bytes", "cache_most_bytes", "tau_s", "limit_bytes", "ladder_idle_rate")
-        kept = {
-            "runs": self._runs,
-            **{name: getattr(self._kept, name)
-                for name in ("drain_rate", "cache_bytes", "limit_bytes")},
-        } if self._kept else None  # fmt: skip
+    def _as_json(self, result: Result, problems: Sequence[str]) -> CalibrateAnswer:
+        kept = self._kept
         return {
-            **{name: getattr(result, name) for name in same},
-            "directory": str(self._options.directory),
+            "device": result.device, "directory": str(self._options.directory),
+            "seconds": result.seconds, "written_bytes": result.written_bytes,
+            "drain_rate": result.drain_rate, "drain_rate_most": result.drain_rate_most,
+            "cache_bytes": result.cache_bytes, "cache_most_bytes": result.cache_most_bytes,
+            "tau_s": result.tau_s, "limit_bytes": result.limit_bytes,
+            "ladder_idle_rate": result.ladder_idle_rate,
             "idle": _figures(result.idle),
             "ladder": [
                 {
@@ -249,12 +250,15 @@ class _CalibrationRun:
                 }
                 for each in result.rungs
             ],
-            "kept": kept,
+            "kept": {
+                "runs": self._runs, "drain_rate": kept.drain_rate,
+                "cache_bytes": kept.cache_bytes, "limit_bytes": kept.limit_bytes,
+            } if kept else None,
             "problems": list(problems),
         }  # fmt: skip
 
 
-def _figures(rung: Rung) -> Dict[str, Any]:
+def _figures(rung: Rung) -> SyncFigures:
     return {
         "fsync_rate": rung.sync_rate,
         "fsync_p50_s": rung.latency.quantile(0.5),

@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
@@ -28,6 +28,9 @@ from writebackd.cli.drain_children import (
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import Answer, clean
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import DrainAnswer
 
 INTERRUPTED = 130  # as a shell has it for SIGINT
 # Well within the daemon's lease, which each question renews.
@@ -305,7 +308,7 @@ class _DrainRun:
         problems = [sync.problem() for sync in self._syncs if not sync.runs()]
         unflushed = [each.problem() for each in self._flushes.values() if not each.runs()]
         problems += [f"{name}: gone before the drain ended" for name in sorted(self._gone)]
-        result = {
+        result: DrainAnswer = {
             "clean": self.outcome == "clean",
             "outcome": self.outcome,
             "seconds": time.monotonic() - self._begun_s,
@@ -331,7 +334,7 @@ class _DrainRun:
             return INTERRUPTED
         return GOOD if result["clean"] else BAD_NEWS
 
-    def _ending(self, result: Mapping[str, Any], caches: Sequence[Cache]) -> List[str]:
+    def _ending(self, result: DrainAnswer, caches: Sequence[Cache]) -> List[str]:
         took = formats.duration(result["seconds"])
         verdict = f"not clean, {_WORDS[self.outcome]}" if not result["clean"] else (
             "clean" if result["verified"] else "page cache clean, a write cache was not verified"

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.cli.arguments import kernel_name
@@ -42,6 +42,9 @@ from writebackd.report.history_query import (
 )
 from writebackd.report.history_schema import Event
 
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import FigureRow
+
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 # What a screen gets, and how many events it is folded from; a file gets everything.
@@ -64,7 +67,7 @@ def history(options: argparse.Namespace) -> int:
         device = device_in(path, options)
         if options.figures:
             rows = read_figures(path, since_s, device, until_s)
-            answer = [figures_json(row) for row in rows[-limit if limit else 0 :]]
+            answer: List[Any] = [figures_json(row) for row in rows[-limit if limit else 0 :]]
             known = len(rows)
         else:
             known = count_events(path, since_s, device, until_s)
@@ -98,7 +101,7 @@ def history(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def figures_json(row: Figures) -> Dict[str, Any]:
+def figures_json(row: Figures) -> FigureRow:
     """A row of figures as data: latencies as p50 and p99, unknown values None."""
     return {
         "wall_s": row.wall_s,

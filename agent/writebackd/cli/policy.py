@@ -7,7 +7,7 @@ import argparse
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
@@ -31,6 +31,9 @@ from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.load import unresolved
 from writebackd.policy.match import NAMED, Choice, Verdict, choose, without_unwanted_pace
 from writebackd.policy.timetable import Open, read_timetable
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import PolicyMatchAnswer, PolicyShowAnswer, Setting
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -170,19 +173,20 @@ def _still_there(files: Sequence[Path]) -> List[Path]:
     return there
 
 
-def _match_json(choice: Choice) -> Dict[str, Any]:
+def _match_json(choice: Choice) -> PolicyMatchAnswer:
     runner_up = choice.runner_up
-    candidates = []
-    for verdict in choice.verdicts:
-        if verdict.findings:
-            row = {**asdict(verdict), "fits": verdict.fits}
-            row["rules"] = row.pop("findings")
-            candidates.append(row)
     return {
         "policy": choice.policy.name,
         "reason": choice.policy.chosen,
         "runner_up": runner_up.name if runner_up is not None else None,
-        "candidates": candidates,
+        "candidates": [
+            {
+                "name": each.name, "summary": each.summary, "fits": each.fits,
+                "points": each.points, "least": each.least,
+                "rules": [asdict(finding) for finding in each.findings],
+            }
+            for each in choice.verdicts if each.findings
+        ],
     }
 
 
@@ -218,12 +222,13 @@ def _verdict_lines(verdict: Verdict) -> List[str]:
     return lines
 
 
-def _as_json(policy: Policy, opened: Optional[Open]) -> Dict[str, Any]:
-    sections: Dict[str, Dict[str, Any]] = {}
+def _as_json(policy: Policy, opened: Optional[Open]) -> PolicyShowAnswer:
+    sections: Dict[str, Dict[str, Setting]] = {}
 
     def add(section: str, key: Key, value: Any, origin: str) -> None:
-        said = {"value": key.kind.format(value), "from": origin}
-        sections.setdefault(section, {})[key.name] = said
+        sections.setdefault(section, {})[key.name] = {
+            "value": key.kind.format(value), "from": origin
+        }
 
     for key in KEYS:
         add(key.section, key, policy.value(key), policy.origins[key.section, key.name])

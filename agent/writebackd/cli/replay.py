@@ -8,7 +8,7 @@ import tempfile
 import time
 from datetime import timezone
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Optional
 
 from writebackd import formats
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
@@ -21,6 +21,9 @@ from writebackd.policy.parse import REMOVED
 from writebackd.policy.timetable import local_zone
 from writebackd.report.recorder import RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import ReplayAnswer
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,7 +64,7 @@ def policy_of(text: str) -> Policy:
         return load_policy(str(path))
 
 
-def _answer(tally: Tally, policy: Optional[str]) -> Dict[str, Any]:
+def _answer(tally: Tally, policy: Optional[str]) -> ReplayAnswer:
     return {
         "policy": policy,
         "begin_s": tally.begin_s,
@@ -86,10 +89,10 @@ def _answer(tally: Tally, policy: Optional[str]) -> Dict[str, Any]:
     }
 
 
-def _text(answer: Dict[str, Any]) -> str:
+def _text(answer: ReplayAnswer) -> str:
     begin, end = (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer[name]))
-        for name in ("begin_s", "end_s")
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+        for at_s in (answer["begin_s"], answer["end_s"])
     )
     under = f"policy {clean(answer['policy'])}" if answer["policy"] else "the recorded policy"
     lines = [f"{answer['ticks']} ticks, {begin} to {end}, replayed under {under}:"]
@@ -108,9 +111,9 @@ def _text(answer: Dict[str, Any]) -> str:
                 f" then {formats.duration(each['then_s']):>8}"
                 f"  now {formats.duration(each['now_s']):>8}"
             )
-    for each in answer["differences"]:
-        lines.append(f"{moment(each['wall_s'])}  then {clean(each['then'])}")
-        lines.append(f"{'':14}  now  {clean(each['now'])}")
+    for tick in answer["differences"]:
+        lines.append(f"{moment(tick['wall_s'])}  then {clean(tick['then'])}")
+        lines.append(f"{'':14}  now  {clean(tick['now'])}")
     if answer["policy"]:
         lines.append(
             "These are its decisions on the recorded samples; under its limits the disks would"

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Alert, Culprit
 
 from .alert_events import AlertEvent, EventKind
+
+if TYPE_CHECKING:
+    from .alert_answer import ActiveAlert
 
 # Where `make install` puts the manual; `runbook` of [alerts] replaces it.
 RUNBOOK = "file:///usr/share/doc/writebackd/docs/howto/runbook.md"
@@ -46,7 +49,7 @@ def headline(event: AlertEvent) -> str:
     return line(f"{text} ({event.changed})" if event.what is EventKind.CHANGE else text)
 
 
-def alert_json(alert: Alert, base: str = RUNBOOK) -> Dict[str, Any]:
+def alert_json(alert: Alert, base: str = RUNBOOK) -> ActiveAlert:
     """The keys of `status` and more; since in seconds since 1970, rates in bytes per second."""
     evidence = alert.evidence
     return {

@@ -8,9 +8,10 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Optional, Sequence
+from typing import Annotated, Any, Callable, Deque, Literal, Optional, Sequence
 
 from writebackd.alerts.alert_types import Alert
+from writebackd.types.quantities import Count
 
 from .alert_events import AlertEvent
 
@@ -38,11 +39,11 @@ class Refused(RouteError):
 class RouteState:
     """The state of a route as shown by `alerts`."""
 
-    name: str
+    name: Annotated[str, Literal["journal", "alertmanager", "exec", "mail"]]
     target: str
-    told: int  # events sent, or how often the whole state was
-    waiting: int
-    lost: int  # that were never sent and never will be
+    told: Count  # events sent, or how often the whole state was
+    waiting: Count
+    lost: Count  # that were never sent and never will be
     error: Optional[str]  # of the last try; None: it went well
 
 

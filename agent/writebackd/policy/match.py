@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple, Union
+
+from writebackd.types.quantities import Number
 
 from .facts import DiskFacts, HostFacts
 from .find import is_shipped, misplaced, search_dirs, unsafe
@@ -29,12 +31,14 @@ NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 class Finding:
     """The result of one rule."""
 
-    rule: str  # the key
+    rule: Annotated[str, Literal[
+        "drivers", "cache", "rotational", "services", "virtualisation", "memory"
+    ]]  # key of [match]
     wanted: str
-    points: int  # that it is worth
+    points: Number  # that it is worth
     holds: Optional[bool]  # None: the fact is not known, so no points
-    evidence: str
-    origin: str  # file:line
+    evidence: str  # what was found on this host
+    origin: str  # file:line of the rule
 
 
 @dataclass(frozen=True)

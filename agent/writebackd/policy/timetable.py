@@ -13,6 +13,8 @@ from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Mapping, Optional
 
+from writebackd.types.quantities import Time
+
 from .schema import Policy, PolicyError, Window
 from .window import DAY, DAYS
 
@@ -24,7 +26,7 @@ class Open:
     """The open window."""
 
     name: str
-    until_s: float  # since 1970
+    until_s: Time
     until: str  # the same on the host's clock: 06:00, or Mon 06:00 where that is a day away
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.foreign import by_device
@@ -15,7 +15,9 @@ from writebackd.report.control_server import RequestError
 from writebackd.report.device_answers import find_devices
 from writebackd.report.snapshot import Snapshot
 
-_WRITER = ("lever", "value", "pid", "comm", "cgroup", "cmdline")
+if TYPE_CHECKING:
+    from writebackd.notify.alert_answer import ActiveAlert
+
 _KEPT = (
     "name", "device", "severity", "cause", "since", "summary", "done", "culprits", "evidence",
     "runbook",
@@ -41,16 +43,20 @@ def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     }
 
 
-def alerts_json(snapshot: Snapshot) -> List[Json]:
+def alerts_json(snapshot: Snapshot) -> List[ActiveAlert]:
     """Every active alert; `since` in seconds since 1970."""
     return [_alert(alert, snapshot) for alert in snapshot.alerts]
 
 
-def _alert(alert: Alert, snapshot: Snapshot) -> Json:
+def _alert(alert: Alert, snapshot: Snapshot) -> ActiveAlert:
     row = alert_json(alert, snapshot.runbook or RUNBOOK)
     if alert.name is AlertName.FOREIGN_WRITER:
         row["writers"] = [
-            {name: getattr(each.write, name) for name in _WRITER}
+            {
+                "lever": each.write.lever, "value": each.write.value, "pid": each.write.pid,
+                "comm": each.write.comm, "cgroup": each.write.cgroup,
+                "cmdline": each.write.cmdline,
+            }
             for each in by_device(snapshot.memory, snapshot.sample).get(alert.device, ())
         ]
     return row

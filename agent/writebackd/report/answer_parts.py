@@ -5,12 +5,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.totals import Totals
 from writebackd.types.decision import Mode
 from writebackd.types.levers import HeldLever
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import (
+        Counters,
+        DrainOrder,
+        DrainState,
+        ForgetAnswer,
+        ModeAnswer,
+        Order,
+        PinAnswer,
+        ResetStatsAnswer,
+        TrialState,
+    )  # fmt: skip
 
 Json = Dict[str, Any]
 
@@ -20,14 +33,14 @@ def finite(value: Optional[float]) -> Optional[float]:
     return value if value is not None and math.isfinite(value) else None
 
 
-def pinned_json(snapshot: Snapshot) -> Optional[Json]:
+def pinned_json(snapshot: Snapshot) -> Optional[Order]:
     """Who pinned, by uid: names may need the network, for which the daemon never waits."""
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
     return _order_json(snapshot.pinned, snapshot.sample.time_s)
 
 
-def draining_json(snapshot: Snapshot) -> Optional[Json]:
+def draining_json(snapshot: Snapshot) -> Optional[DrainOrder]:
     """Which devices are drained, by whom; `left_s` is None while the limits are held."""
     if not snapshot.memory.draining or snapshot.draining is None:
         return None
@@ -37,7 +50,7 @@ def draining_json(snapshot: Snapshot) -> Optional[Json]:
     }
 
 
-def _order_json(order: Union[Pinned, Draining], now_s: float) -> Json:
+def _order_json(order: Union[Pinned, Draining], now_s: float) -> Order:
     return {
         "uid": order.uid,
         "since_s": finite(order.wall_s),
@@ -45,7 +58,7 @@ def _order_json(order: Union[Pinned, Draining], now_s: float) -> Json:
     }
 
 
-def trial_json(snapshot: Snapshot) -> Optional[Json]:
+def trial_json(snapshot: Snapshot) -> Optional[TrialState]:
     trial = snapshot.memory.trial
     if trial is None:
         return None
@@ -64,19 +77,19 @@ def held_json(levers: Sequence[HeldLever]) -> List[Json]:
     return [{**asdict(lever), "kind": lever.kind.value} for lever in levers]
 
 
-def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
+def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> ModeAnswer:
     """The answer to `observe` and `enforce`; `lines` say what was done, `good` whether all was."""
     return {"mode": mode.value, "good": good, "lines": list(lines)}
 
 
 def pin_json(
     pin_bytes: Optional[int], lines: Sequence[str] = (), for_s: Optional[float] = None
-) -> Json:
+) -> PinAnswer:
     """The answer to `pin` and `release` (None: no longer pinned)."""
     return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
 
 
-def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> Json:
+def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> DrainState:
     """The answer to each order of a drain; without devices it has ended.
 
     `lines` say what keeps it from the limits; `lowered` if nothing does.
@@ -87,7 +100,7 @@ def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -
     }
 
 
-def counters_json(totals: Totals) -> Json:
+def counters_json(totals: Totals) -> Counters:
     return {
         "reset_s": finite(totals.reset_s),
         "limit_changes": totals.limit_changes,
@@ -96,10 +109,10 @@ def counters_json(totals: Totals) -> Json:
     }
 
 
-def reset_stats_json(totals: Totals) -> Json:
+def reset_stats_json(totals: Totals) -> ResetStatsAnswer:
     lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
     return {"reset_s": finite(totals.reset_s), "lines": lines}
 
 
-def forget_json(device: str, lines: Sequence[str] = ()) -> Json:
+def forget_json(device: str, lines: Sequence[str] = ()) -> ForgetAnswer:
     return {"device": device, "lines": list(lines)}

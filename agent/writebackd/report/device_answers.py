@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence
 
-from writebackd.report.answer_parts import Json, finite
+from writebackd.report.answer_parts import finite
 from writebackd.report.control_server import RequestError
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.decision import DeviceDecision, DeviceState
@@ -13,8 +13,17 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import CACHES_OF_THE_KERNEL, Backing, Device, Protection
 
+if TYPE_CHECKING:
+    from writebackd.report.answers import (
+        DeviceFigures,
+        DevicesAnswer,
+        Reported,
+        Topology,
+        WriteCache,
+    )  # fmt: skip
 
-def devices_json(snapshot: Snapshot) -> Json:
+
+def devices_json(snapshot: Snapshot) -> DevicesAnswer:
     """The answer to `devices`: the disks of each device, and whether it is managed."""
     decisions, backings = snapshot.decisions, backings_of(snapshot.sample.backings)
     return {
@@ -42,14 +51,10 @@ def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample
     return chosen
 
 
-def device_row(
-    sample: DeviceSample, decision: DeviceDecision, estimate: Estimate,
-    limit_bytes: int, backings: Sequence[Backing] = (),
-) -> Json:
-    device = sample.device
-    said = next((each for each in backings if each.mode or each.protection), None)
-    # Words about a battery that are not understood do not protect anything.
-    known = said is not None and (said.protection or any("battery" in word for word in said.unread))
+def device_figures(
+    snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision
+) -> DeviceFigures:
+    device, estimate = sample.device, snapshot.estimates[decision.name]
     syncs = estimate if estimate.demand_known else None
     return {
         "name": device.name,
@@ -58,25 +63,11 @@ def device_row(
         "state": decision.state.value,
         "reason": decision.reason,
         "decision_id": decision.decision_id,
-        "limit_bytes": limit_bytes,
+        "limit_bytes": snapshot.limit_of(device.name),
         "target_bytes": decision.target_bytes,
         "objective_s": decision.basis.objective_s if decision.basis else None,
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
-        # Capacity and fill are as the kernel reads them from a cache of its own, else as behaviour
-        # shows them, the rest as reported; queue/write_cache is no evidence of a controller's.
-        "write_cache": {
-            "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
-            "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
-            "mode": said.mode.value if said and said.mode else None,
-            "protected": said.protection is Protection.OK if said and known else None,
-            "source": said.source if said else None,
-            "reported": [_backing(each) for each in backings],
-            "fill": finite(estimate.fill_share),
-            "fill_source": estimate.fill_source or (
-                "estimate" if estimate.fill_share is not None else None
-            ),
-        },
         "write_rate": finite(estimate.write_rate),
         "background_rate": finite(estimate.background_rate),
         "drain_rate": finite(estimate.drain_rate),
@@ -95,7 +86,29 @@ def device_row(
     }
 
 
-def _topology_row(device: Device, decision: DeviceDecision, backings: Sequence[Backing]) -> Json:
+def write_cache(estimate: Estimate, backings: Sequence[Backing]) -> WriteCache:
+    """Capacity and fill as the kernel reads them from a cache of its own, else as behaviour shows
+    them, the rest as reported; queue/write_cache is no evidence of a controller's."""
+    said = next((each for each in backings if each.mode or each.protection), None)
+    # Words about a battery that are not understood do not protect anything.
+    known = said is not None and (said.protection or any("battery" in word for word in said.unread))
+    return {
+        "kind": CACHES_OF_THE_KERNEL.get(said.source, "controller") if said else None,
+        "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
+        "mode": said.mode.value if said and said.mode else None,
+        "protected": said.protection is Protection.OK if said and known else None,
+        "source": said.source if said else None,
+        "reported": [_backing(each) for each in backings],
+        "fill": finite(estimate.fill_share),
+        "fill_source": estimate.fill_source or (
+            "estimate" if estimate.fill_share is not None else None
+        ),
+    }
+
+
+def _topology_row(
+    device: Device, decision: DeviceDecision, backings: Sequence[Backing]
+) -> Topology:
     return {
         "name": device.name,
         "devno": device.devno,
@@ -124,7 +137,7 @@ def backings_of(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
     return by_device
 
 
-def _backing(backing: Backing) -> Json:
+def _backing(backing: Backing) -> Reported:
     return {
         "source": backing.source,
         "disk": backing.disk,

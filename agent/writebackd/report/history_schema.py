@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Annotated, Literal, Mapping, Optional, Sequence, Tuple
 
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
+from writebackd.types.quantities import Bytes, Rate, Seconds, Share, Time
 
 # A file of another version is set aside.
 VERSION = 3
@@ -19,22 +20,24 @@ _LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime
 class Event:
     """One line of history; a figure that does not apply or is unknown is None."""
 
-    wall_s: float
-    # decision, action, mode, pin, drain, forget, reset, foreign, window, alert, start, stop
-    kind: str
+    wall_s: Time
+    kind: Annotated[str, Literal[
+        "decision", "action", "mode", "pin", "drain", "trial", "forget", "reset", "foreign",
+        "window", "alert", "start", "stop",
+    ]]  # fmt: skip
     device: Optional[str] = None
     decision_id: Optional[str] = None  # of an alert: its own, from begin to end
-    state: Optional[str] = None  # of an alert: its severity, or resolved
-    limit_bytes: Optional[int] = None
-    background_bytes: Optional[int] = None
-    target_bytes: Optional[int] = None
-    drain_rate: Optional[float] = None
-    write_rate: Optional[float] = None
-    fsync_p50_s: Optional[float] = None
-    fsync_p99_s: Optional[float] = None
-    commit_p50_s: Optional[float] = None
-    commit_p99_s: Optional[float] = None
-    commit_write_share: Optional[float] = None
+    state: Optional[str] = None  # of the device; of an alert its severity, or resolved
+    limit_bytes: Optional[Bytes] = None
+    background_bytes: Optional[Bytes] = None
+    target_bytes: Optional[Bytes] = None
+    drain_rate: Optional[Rate] = None
+    write_rate: Optional[Rate] = None
+    fsync_p50_s: Optional[Seconds] = None
+    fsync_p99_s: Optional[Seconds] = None
+    commit_p50_s: Optional[Seconds] = None
+    commit_p99_s: Optional[Seconds] = None
+    commit_write_share: Optional[Share] = None  # of the commits' time, slept in write()
     text: str = ""
     # What read_alerts() gives back, as JSON: not a column of the events.
     alert: Optional[str] = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel.conflicting_tools import ConflictingTool
@@ -19,6 +19,9 @@ from writebackd.report.flood_culprits import sentence
 from writebackd.report.plot import THIN
 from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason
 from writebackd.types.levers import VmLimits
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import Advised, RecommendAnswer
 
 MADE_BY = "writebackctl recommend"
 _WIDTH = 92  # of a comment
@@ -162,7 +165,7 @@ FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
 }  # fmt: skip
 
 
-def as_json(advice: Recommendation, around: Surroundings) -> Dict[str, Any]:
+def as_json(advice: Recommendation, around: Surroundings) -> RecommendAnswer:
     """The recommendation as data; unknown values are None."""
     return {
         "made_by": MADE_BY,
@@ -176,7 +179,10 @@ def as_json(advice: Recommendation, around: Surroundings) -> Dict[str, Any]:
         "price": price(advice),
         "undo": undo(around.original),
         "conflicts": [
-            {name: getattr(each, name) for name in ("kind", "name", "setting", "where", "text")}
+            {
+                "kind": each.kind, "name": each.name, "setting": each.setting,
+                "where": each.where, "text": each.text,
+            }
             for each in around.conflicts
         ],
         "observed_s": advice.observed_s,
@@ -185,12 +191,13 @@ def as_json(advice: Recommendation, around: Surroundings) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings) -> Dict[str, Any]:
+def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings) -> Advised:
     loose = each.effect.loose
-    same = ("name", "drain_rate", "drain_age_s", "tau_s", "knee_bytes", "cache_bytes",
-            "limit_bytes", "objective_s", "floods", "flood_s", "held_s")  # fmt: skip
     return {
-        **{name: getattr(each, name) for name in same},
+        "name": each.name, "drain_rate": each.drain_rate, "drain_age_s": each.drain_age_s,
+        "tau_s": each.tau_s, "knee_bytes": each.knee_bytes, "cache_bytes": each.cache_bytes,
+        "limit_bytes": each.limit_bytes, "objective_s": each.objective_s, "floods": each.floods,
+        "flood_s": each.flood_s, "held_s": each.held_s,
         "basis": None if each.basis is None else each.basis.value,
         "fsync_p99_s": each.wait_s(limit_bytes) if limit_bytes else None,
         "write_rate": each.rate(limit_bytes) if limit_bytes else None,

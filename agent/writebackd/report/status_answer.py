@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.alerts.array_state import battery
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.alert_answers import alerts_json, route_warnings
 from writebackd.report.answer_parts import (
-    Json,
     counters_json,
     draining_json,
     finite,
@@ -19,7 +18,7 @@ from writebackd.report.answer_parts import (
     pinned_json,
     trial_json,
 )
-from writebackd.report.device_answers import backings_of, device_row
+from writebackd.report.device_answers import backings_of, device_figures, write_cache
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.time_to_clean import time_to_clean
 from writebackd.report.top_answer import dirtiers_json
@@ -28,10 +27,13 @@ from writebackd.report.verdict import verdict_json
 from writebackd.types.samples import TaskSample
 from writebackd.types.storage import Backing, CacheMode
 
+if TYPE_CHECKING:
+    from writebackd.report.answers import DeviceCounters, Limits, Program, Rival, StatusAnswer
+
 _TOP_DIRTIERS = 3
 
 
-def status_json(snapshot: Snapshot) -> Json:
+def status_json(snapshot: Snapshot) -> StatusAnswer:
     sample, memory = snapshot.sample, snapshot.memory
     decisions, backings = snapshot.decisions, backings_of(sample.backings)
     clean = time_to_clean(sample, snapshot.estimates)
@@ -46,7 +48,9 @@ def status_json(snapshot: Snapshot) -> Json:
         "time_s": finite(sample.wall_s),
         "uptime_s": finite(max(0.0, sample.time_s - snapshot.started_s)),
         "yielded": memory.yielded,
-        "yield_left_s": memory.retry and max(0.0, memory.retry.at_s - sample.time_s),
+        "yield_left_s": (
+            max(0.0, memory.retry.at_s - sample.time_s) if memory.retry else None
+        ),
         "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
         "pin": pinned_json(snapshot),
@@ -73,9 +77,9 @@ def status_json(snapshot: Snapshot) -> Json:
         "counters": counters_json(snapshot.totals),
         "devices": [
             {
-                **device_row(
-                    each, decisions[each.device.name], snapshot.estimates[each.device.name],
-                    snapshot.limit_of(each.device.name), backings.get(each.device.name, ()),
+                **device_figures(snapshot, each, decisions[each.device.name]),
+                "write_cache": write_cache(
+                    snapshot.estimates[each.device.name], backings.get(each.device.name, ())
                 ),
                 "time_to_clean_s": finite(clean.devices.get(each.device.name)),
                 "counters": _counters(snapshot.totals.devices.get(each.device.name)),
@@ -103,7 +107,7 @@ def status_json(snapshot: Snapshot) -> Json:
     }
 
 
-def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
+def _counters(totals: Optional[DeviceTotals]) -> Optional[DeviceCounters]:
     """None for a device that is left alone, and not counted."""
     if totals is None:
         return None
@@ -118,7 +122,7 @@ def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
     }
 
 
-def _limits(snapshot: Snapshot) -> Json:
+def _limits(snapshot: Snapshot) -> Limits:
     vm = snapshot.sample.vm
     limit, background = original_bytes(snapshot)
     return {
@@ -134,7 +138,7 @@ def _limits(snapshot: Snapshot) -> Json:
     }
 
 
-def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
+def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Program]:
     """The busiest programs: processes of one name and cgroup together, as a loop of short copies
     is no crowd (alerts/detector_memory.py)."""
     programs: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
@@ -149,11 +153,12 @@ def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
         for each in programs.values()
     ]
     several = {(each[0].pid, each[0].device) for each in programs.values() if len(each) > 1}
-    rows = dirtiers_json(merged, dt_s, _TOP_DIRTIERS)
-    for row in rows:
-        row["several"] = (row["pid"], row["device"]) in several
-        if row["several"]:
+    rows: List[Program] = []
+    for row in dirtiers_json(merged, dt_s, _TOP_DIRTIERS):
+        many = (row["pid"], row["device"]) in several
+        if many:
             row["throttled_share"] = None  # a sum is no share of the time of any of them
+        rows.append({**row, "several": many})
     return rows
 
 
@@ -195,7 +200,8 @@ def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
     return lines
 
 
-def _rival(tool: ConflictingTool) -> Json:
-    row = asdict(tool)
-    row["summary"] = row.pop("text")
-    return row
+def _rival(tool: ConflictingTool) -> Rival:
+    return {
+        "level": tool.level, "kind": tool.kind, "name": tool.name, "setting": tool.setting,
+        "where": tool.where, "summary": tool.text,
+    }

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import TYPE_CHECKING, List, Sequence
 
-from writebackd.report.answer_parts import Json, finite
+from writebackd.report.answer_parts import finite
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.samples import CgroupSample, TaskSample
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import CgroupRow, Task, TopAnswer
 
 _MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
 
 
-def top_json(snapshot: Snapshot) -> Json:
+def top_json(snapshot: Snapshot) -> TopAnswer:
     """The answer to `top`, by process and by cgroup."""
     sample = snapshot.sample
     return {
@@ -22,7 +25,7 @@ def top_json(snapshot: Snapshot) -> Json:
     }
 
 
-def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Json]:
+def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Task]:
     """The processes that dirtied most in this tick; a process has a row for each device."""
     busy = sorted(
         (task for task in tasks if task.dirtied_bytes or task.throttled_s),
@@ -41,7 +44,7 @@ def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[J
     ]
 
 
-def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
+def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[CgroupRow]:
     """Cgroups that dirtied, slept or synced in this tick; a cgroup has a row for each device."""
     busy = sorted(
         (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.control.reasons import Judgement, judged, longest, wait_s
 from writebackd.kernel.vm import LEVERS
-from writebackd.report.answer_parts import Json, finite
+from writebackd.report.answer_parts import finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.types.decision import DeviceState, Mode
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import Verdict
 
 # Of these it matters for how long; devices that miss the objective have a time each.
 _LASTING = (VerdictCode.FAILED, VerdictCode.BLIND, VerdictCode.ALERT)
@@ -26,7 +29,7 @@ class _Seen(NamedTuple):
     missing: Dict[str, float]  # since when they miss their objective
 
 
-def verdict_json(snapshot: Snapshot) -> Json:
+def verdict_json(snapshot: Snapshot) -> Verdict:
     seen = _look(snapshot)
     code, device, text = _verdict(snapshot, seen)
     since_s = _standing(snapshot, code, seen).since_s

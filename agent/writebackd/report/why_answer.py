@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from writebackd import formats
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.report.alert_answers import alerts_json
-from writebackd.report.answer_parts import Json, pinned_json, trial_json
-from writebackd.report.device_answers import device_row, find_devices
+from writebackd.report.answer_parts import pinned_json, trial_json
+from writebackd.report.device_answers import device_figures, find_devices
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.verdict import verdict_json
 from writebackd.types.decision import DeviceDecision, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.samples import DeviceSample
 
+if TYPE_CHECKING:
+    from writebackd.report.answers import DeviceReason, WhyAnswer
 
-def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
+
+def why_json(snapshot: Snapshot, device: Optional[str] = None) -> WhyAnswer:
     """The answer to `why`: the limit's reason, and each device's chain of reasoning.
 
     `device` is a name, major:minor, /dev path, mount point or leaf disk; None
@@ -59,12 +62,12 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
     return (f"drain rate {rate}/s, learned before the restart, {age} ago",)
 
 
-def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision) -> Json:
+def _reasoning(
+    snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision
+) -> DeviceReason:
     estimate = snapshot.estimates[decision.name]
-    row = device_row(sample, decision, estimate, snapshot.limit_of(decision.name))
-    row.pop("write_cache")
     return {
-        **row,
+        **device_figures(snapshot, sample, decision),
         "sections": snapshot.policy.sections(sample.device) if snapshot.policy else [],
         "verdict": verdict(decision, estimate),
         "steps": [

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 from writebackd import formats
 from writebackd.formats import latency
@@ -19,10 +19,9 @@ NAMES = {
 }  # fmt: skip
 # Fewer in a block, and its p99 is its slowest.
 ENOUGH_FSYNCS = 100
-# Of a TrialSummary, as they are in JSON.
-_REPORTED = (
-    "host", "policy", "mode", "seed", "stop_s", "found_bytes", "limit_bytes", "cut", "ended", "why",
-)  # fmt: skip
+
+if TYPE_CHECKING:
+    from writebackd.trial.trial_answer import ArmFigures, BlockRow, Ratio, TrialReport
 
 
 @dataclass(frozen=True)
@@ -169,11 +168,13 @@ def _seen(result: Result) -> str:
     return f" Measured commit p99: {', '.join(seen)}." if seen else ""
 
 
-def report_json(report: TrialSummary) -> Dict[str, Any]:
+def report_json(report: TrialSummary) -> TrialReport:
     """The whole trial as data; unknown values are None."""
     plan, result = report.plan, report.result
     return {
-        **{name: getattr(report, name) for name in _REPORTED},
+        "host": report.host, "policy": report.policy, "mode": report.mode, "seed": report.seed,
+        "stop_s": report.stop_s, "found_bytes": report.found_bytes, "cut": report.cut,
+        "limit_bytes": report.limit_bytes, "ended": report.ended, "why": report.why,
         "device": plan.device,
         "blocks_planned": len(plan.arms),
         "block_s": plan.block_s,
@@ -186,11 +187,10 @@ def report_json(report: TrialSummary) -> Dict[str, Any]:
             {"blocks": [one, other], "why": why} for one, other, why in result.left_out
         ],
         "differences": {
-            each.name: {
-                "ratio": each.ratio, "low": each.low, "high": each.high,
-                "ratios": list(each.ratios),
-            }
-            for each in result.differences
+            "commit_p99": _ratio_json(result.of(P99)),
+            "commit_p50": _ratio_json(result.of(P50)),
+            "sync_rate": _ratio_json(result.of(SYNC_RATE)),
+            "write_rate": _ratio_json(result.of(WRITE_RATE)),
         },
         "agent": _arm_json(result.agent),
         "original": _arm_json(result.original),
@@ -198,7 +198,13 @@ def report_json(report: TrialSummary) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
+def _ratio_json(each: Difference) -> Ratio:
+    return {
+        "ratio": each.ratio, "low": each.low, "high": each.high, "ratios": list(each.ratios)
+    }
+
+
+def _arm_json(figures: Optional[Figures]) -> Optional[ArmFigures]:
     if figures is None:
         return None
     return {
@@ -218,7 +224,7 @@ def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
     }
 
 
-def _block_json(block: Block) -> Dict[str, Any]:
+def _block_json(block: Block) -> BlockRow:
     return {
         "number": block.number,
         "arm": block.arm,

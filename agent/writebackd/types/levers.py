@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
+from writebackd.types.quantities import Bytes, Count
+
 
 @dataclass(frozen=True)
 class VmLimits:
     """The four files of the global limits; of bytes and ratio, the unused one is 0."""
 
-    dirty_bytes: int
-    dirty_ratio: int
-    dirty_background_bytes: int
-    dirty_background_ratio: int
+    dirty_bytes: Bytes
+    dirty_ratio: Count
+    dirty_background_bytes: Bytes
+    dirty_background_ratio: Count
 
 
 # Programs by which people write to /proc/sys.
@@ -117,7 +119,7 @@ class HeldLever:
     """A lever other than the global limits that has a value of ours; units as in Setting."""
 
     kind: LeverKind
-    target: str
-    name: str
-    value: Optional[int]  # the last value written; None: no limit
-    original: Optional[int]  # the value to restore; None: no limit
+    target: str  # vm; a name under /sys/class/bdi; a disk; the path of a cgroup
+    name: str  # of the file, in bytes where it says so; of a pace the disk's major:minor
+    value: Optional[Count]  # the last value written, of a pace bytes per second; None: no limit
+    original: Optional[Count]  # the value to restore; None: no limit
