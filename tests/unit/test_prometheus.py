@@ -335,7 +335,9 @@ def test_every_query_of_the_dashboard_finds_something(prometheus: Prometheus, qu
     assert bool(prometheus.query(query)) == (query not in EMPTY)
 
 
-NAMES = [(query, name) for query in QUERIES for name in set(re.findall(r"writebackd_\w+", query))]
+NAMES = [
+    (query, name) for query in QUERIES for name in sorted({*re.findall(r"writebackd_\w+", query)})
+]
 
 
 @pytest.mark.parametrize("query, name", NAMES)
