@@ -20,8 +20,7 @@ VersionAnswer = TypedDict("VersionAnswer", {
 })
 RestoreAnswer = TypedDict("RestoreAnswer", {
     # observe: a daemon runs, and was told to observe; failed: some of it is not restored
-    "status": Annotated[
-        str, Literal["observe", "restored", "nothing", "foreign", "failed"]],
+    "status": Annotated[str, Literal["observe", "restored", "nothing", "foreign", "failed"]],
     "lines": Lines,  # what was done
 })
 Level = TypedDict("Level", {
@@ -114,20 +113,14 @@ FigureRow = TypedDict("FigureRow", {
     "flooded_s": Seconds,  # of the span
     "held_s": Seconds,  # of the span: with a limit of the agent's in force
 })
-
-
-class LeftBehind(TypedDict):
-    left_out: Count  # how many there are before these, which --limit left out
-
-
-class Events(LeftBehind):
-    events: List[Annotated[Json, Event]]  # oldest first
-
-
-class FigureRows(LeftBehind):
-    figures: List[FigureRow]  # with --figures; oldest first
-
-
+Events = TypedDict("Events", {
+    "events": List[Annotated[Json, Event]],  # oldest first
+    "left_out": Count,  # how many there are before these, which --limit left out
+})
+FigureRows = TypedDict("FigureRows", {
+    "figures": List[FigureRow],  # with --figures; oldest first
+    "left_out": Count,  # how many there are before these, which --limit left out
+})
 HistoryAnswer = Union[Events, FigureRows]
 ThenNow = TypedDict("ThenNow", {"then": Optional[Figure], "now": Optional[Figure]})
 StateTime = TypedDict("StateTime", {"state": str, "then_s": Seconds, "now_s": Seconds})

@@ -13,17 +13,7 @@ from writebackd.types.decision import Mode
 from writebackd.types.levers import HeldLever
 
 if TYPE_CHECKING:
-    from writebackd.report.answers import (
-        Counters,
-        DrainOrder,
-        DrainState,
-        ForgetAnswer,
-        ModeAnswer,
-        Order,
-        PinAnswer,
-        ResetStatsAnswer,
-        TrialState,
-    )  # fmt: skip
+    from writebackd.report import answers
 
 Json = Dict[str, Any]
 
@@ -33,14 +23,14 @@ def finite(value: Optional[float]) -> Optional[float]:
     return value if value is not None and math.isfinite(value) else None
 
 
-def pinned_json(snapshot: Snapshot) -> Optional[Order]:
+def pinned_json(snapshot: Snapshot) -> Optional[answers.Order]:
     """Who pinned, by uid: names may need the network, for which the daemon never waits."""
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
     return _order_json(snapshot.pinned, snapshot.sample.time_s)
 
 
-def draining_json(snapshot: Snapshot) -> Optional[DrainOrder]:
+def draining_json(snapshot: Snapshot) -> Optional[answers.DrainOrder]:
     """Which devices are drained, by whom; `left_s` is None while the limits are held."""
     if not snapshot.memory.draining or snapshot.draining is None:
         return None
@@ -50,7 +40,7 @@ def draining_json(snapshot: Snapshot) -> Optional[DrainOrder]:
     }
 
 
-def _order_json(order: Union[Pinned, Draining], now_s: float) -> Order:
+def _order_json(order: Union[Pinned, Draining], now_s: float) -> answers.Order:
     return {
         "uid": order.uid,
         "since_s": finite(order.wall_s),
@@ -58,7 +48,7 @@ def _order_json(order: Union[Pinned, Draining], now_s: float) -> Order:
     }
 
 
-def trial_json(snapshot: Snapshot) -> Optional[TrialState]:
+def trial_json(snapshot: Snapshot) -> Optional[answers.TrialState]:
     trial = snapshot.memory.trial
     if trial is None:
         return None
@@ -77,19 +67,21 @@ def held_json(levers: Sequence[HeldLever]) -> List[Json]:
     return [{**asdict(lever), "kind": lever.kind.value} for lever in levers]
 
 
-def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> ModeAnswer:
+def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> answers.ModeAnswer:
     """The answer to `observe` and `enforce`; `lines` say what was done, `good` whether all was."""
     return {"mode": mode.value, "good": good, "lines": list(lines)}
 
 
 def pin_json(
     pin_bytes: Optional[int], lines: Sequence[str] = (), for_s: Optional[float] = None
-) -> PinAnswer:
+) -> answers.PinAnswer:
     """The answer to `pin` and `release` (None: no longer pinned)."""
     return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
 
 
-def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> DrainState:
+def drain_json(
+    number: int, devices: Sequence[str], lines: Sequence[str] = ()
+) -> answers.DrainState:
     """The answer to each order of a drain; without devices it has ended.
 
     `lines` say what keeps it from the limits; `lowered` if nothing does.
@@ -100,7 +92,7 @@ def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -
     }
 
 
-def counters_json(totals: Totals) -> Counters:
+def counters_json(totals: Totals) -> answers.Counters:
     return {
         "reset_s": finite(totals.reset_s),
         "limit_changes": totals.limit_changes,
@@ -109,10 +101,10 @@ def counters_json(totals: Totals) -> Counters:
     }
 
 
-def reset_stats_json(totals: Totals) -> ResetStatsAnswer:
+def reset_stats_json(totals: Totals) -> answers.ResetStatsAnswer:
     lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
     return {"reset_s": finite(totals.reset_s), "lines": lines}
 
 
-def forget_json(device: str, lines: Sequence[str] = ()) -> ForgetAnswer:
+def forget_json(device: str, lines: Sequence[str] = ()) -> answers.ForgetAnswer:
     return {"device": device, "lines": list(lines)}

@@ -27,8 +27,6 @@ Kernel = Annotated[Json, VmLimits]
 CacheWord = Optional[Annotated[str, CacheMode]]
 Window = Optional[Annotated[Json, Open]]
 
-# ---- parts of several answers --------------------------------------------------------
-
 Verdict = TypedDict("Verdict", {
     "code": Annotated[str, VerdictCode], "device": Optional[str],
     "since_s": Optional[Time],  # since when the code is the same
@@ -71,8 +69,7 @@ WriteCache = TypedDict("WriteCache", {
     "source": Optional[str],  # of kind, mode and protected: storcli, ssacli, bcache ...
     "reported": List[Reported],  # by tools and the kernel on what is behind it
     "fill": Optional[Share],
-    # estimate: by behaviour; else the cache that the kernel reads them from
-    "fill_source": Optional[str],
+    "fill_source": Optional[str],  # estimate: by behaviour; else the kernel's cache
 })
 DeviceFigures = TypedDict("DeviceFigures", {
     "name": str,  # the kernel's name
@@ -106,6 +103,13 @@ Task = TypedDict("Task", {
     "throttled_share": Optional[Share],
 })
 
+DeviceCounters = TypedDict("DeviceCounters", {
+    "written_bytes": Bytes, "read_bytes": Bytes, "busy_s": Optional[Seconds], "fsyncs": Count,
+    "fsync_s": Optional[Seconds],  # latencies of the fsyncs together
+    "commit_s": Optional[Seconds],  # latencies of the commits together
+    "decisions": Count,
+})
+
 
 class DrainOrder(Order):
     devices: Lines
@@ -121,23 +125,25 @@ class PastAlert(AlertRow):
     causes: Lines  # one after the other
 
 
-Route = Annotated[Json, RouteState]
-
-# ---- status --------------------------------------------------------------------------
-
-DeviceCounters = TypedDict("DeviceCounters", {
-    "written_bytes": Bytes, "read_bytes": Bytes, "busy_s": Optional[Seconds], "fsyncs": Count,
-    "fsync_s": Optional[Seconds],  # latencies of the fsyncs together
-    "commit_s": Optional[Seconds],  # latencies of the commits together
-    "decisions": Count,
-})
-
-
 class StatusDevice(DeviceFigures):
     write_cache: WriteCache  # capacity and fill as `fill_source` says, the rest as `source` says
     time_to_clean_s: Optional[Seconds]  # as memory.time_to_clean_s, of this device
-    # since it, or the daemon, was there first, or `reset-stats`; null: excluded
-    counters: Optional[DeviceCounters]
+    counters: Optional[DeviceCounters]  # since it was there, or `reset-stats`; null: excluded
+
+
+class DeviceReason(DeviceFigures):
+    sections: Lines  # of the policy, that match it, each with file and line of its first key
+    verdict: Optional[str]  # of its commits; null: not known, or no demand
+    steps: Lines  # the chain of reasoning
+    rule: Annotated[str, Rule]  # the branch of the law; other: a pin, a trial, excluded
+    next: str
+
+
+class Difference(Writer):
+    lever: str
+    file: str
+    expected: Optional[Count]  # null: no limit
+    found: Optional[Count]  # null: no limit
 
 
 Probe = TypedDict("Probe", {
@@ -158,8 +164,7 @@ Limits = TypedDict("Limits", {
 })
 HostMemory = TypedDict("HostMemory", {
     "total_bytes": Bytes, "dirty_bytes": Bytes, "writeback_bytes": Bytes,
-    # until page cache and write caches are written, by the drain rate; null: not known
-    "time_to_clean_s": Optional[Seconds],
+    "time_to_clean_s": Optional[Seconds],  # of page cache and write caches; null: not known
 })
 Counters = TypedDict("Counters", {
     "reset_s": Optional[Time],  # of the last `reset-stats`; null: none
@@ -212,8 +217,6 @@ StatusAnswer = TypedDict("StatusAnswer", {
     "warnings": Lines, "state_dir": str, "lease": Lease, "self": Cost,
 })
 
-# ---- other questions -----------------------------------------------------------------
-
 Filesystem = TypedDict("Filesystem", {"devno": str, "type": str, "mount": str})
 Topology = TypedDict("Topology", {
     "name": str, "devno": str,
@@ -235,16 +238,6 @@ LimitReason = TypedDict("LimitReason", {
     "trial": Optional[TrialState],  # that runs; null: none
     "next": str,  # what happens next
 })
-
-
-class DeviceReason(DeviceFigures):
-    sections: Lines  # of the policy, that match it, each with file and line of its first key
-    verdict: Optional[str]  # of its commits; null: not known, or no demand
-    steps: Lines  # the chain of reasoning
-    rule: Annotated[str, Rule]  # the branch of the law; other: a pin, a trial, excluded
-    next: str
-
-
 WhyAnswer = TypedDict("WhyAnswer", {
     "verdict": Verdict,  # whether all is well; the worst first
     "mode": ModeWord, "policy": str,
@@ -257,7 +250,7 @@ AlertsAnswer = TypedDict("AlertsAnswer", {
     "time_s": Optional[Time],  # of the last tick
     "active": Optional[List[ActiveAlert]],  # the worst first
     "past": List[PastAlert],  # oldest first
-    "routes": Optional[List[Route]],
+    "routes": Optional[List[Annotated[Json, RouteState]]],
 })
 CgroupRow = TypedDict("CgroupRow", {
     "cgroup": Optional[str],  # path below the v2 root; null: not known
@@ -271,15 +264,6 @@ TopAnswer = TypedDict("TopAnswer", {
     "tasks": List[Task],  # processes that dirty, most first, 40 at most
     "cgroups": List[CgroupRow],  # that dirty, sleep for a limit or sync, most first, 40 at most
 })
-
-
-class Difference(Writer):
-    lever: str
-    file: str
-    expected: Optional[Count]  # null: no limit
-    found: Optional[Count]  # null: no limit
-
-
 VerifyAnswer = TypedDict("VerifyAnswer", {
     "good": bool,
     "written": Optional[Pair],  # the last pair that was written; null: none
@@ -292,8 +276,6 @@ MetricsAnswer = TypedDict("MetricsAnswer", {
     "content_type": str,  # of the text, as HTTP has it
     "text": str,  # OpenMetrics 1.0, or Prometheus' text format
 })
-
-# ---- orders --------------------------------------------------------------------------
 
 # `observe`, `enforce`
 ModeAnswer = TypedDict("ModeAnswer", {
@@ -321,8 +303,6 @@ DrainState = TypedDict("DrainState", {
     "lowered": bool,  # whether the limits are at the floor; lines say why not
     "lines": Lines,
 })
-
-# ---- recommend -----------------------------------------------------------------------
 
 Conflict = TypedDict("Conflict", {
     "kind": Annotated[str, Literal["tuned", "saptune", "boot", "agent"]], "name": str,

@@ -14,16 +14,10 @@ from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import CACHES_OF_THE_KERNEL, Backing, Device, Protection
 
 if TYPE_CHECKING:
-    from writebackd.report.answers import (
-        DeviceFigures,
-        DevicesAnswer,
-        Reported,
-        Topology,
-        WriteCache,
-    )  # fmt: skip
+    from writebackd.report import answers
 
 
-def devices_json(snapshot: Snapshot) -> DevicesAnswer:
+def devices_json(snapshot: Snapshot) -> answers.DevicesAnswer:
     """The answer to `devices`: the disks of each device, and whether it is managed."""
     decisions, backings = snapshot.decisions, backings_of(snapshot.sample.backings)
     return {
@@ -53,7 +47,7 @@ def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample
 
 def device_figures(
     snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision
-) -> DeviceFigures:
+) -> answers.DeviceFigures:
     device, estimate = sample.device, snapshot.estimates[decision.name]
     syncs = estimate if estimate.demand_known else None
     return {
@@ -86,7 +80,7 @@ def device_figures(
     }
 
 
-def write_cache(estimate: Estimate, backings: Sequence[Backing]) -> WriteCache:
+def write_cache(estimate: Estimate, backings: Sequence[Backing]) -> answers.WriteCache:
     """Capacity and fill as the kernel reads them from a cache of its own, else as behaviour shows
     them, the rest as reported; queue/write_cache is no evidence of a controller's."""
     said = next((each for each in backings if each.mode or each.protection), None)
@@ -108,7 +102,7 @@ def write_cache(estimate: Estimate, backings: Sequence[Backing]) -> WriteCache:
 
 def _topology_row(
     device: Device, decision: DeviceDecision, backings: Sequence[Backing]
-) -> Topology:
+) -> answers.Topology:
     return {
         "name": device.name,
         "devno": device.devno,
@@ -137,7 +131,7 @@ def backings_of(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
     return by_device
 
 
-def _backing(backing: Backing) -> Reported:
+def _backing(backing: Backing) -> answers.Reported:
     return {
         "source": backing.source,
         "disk": backing.disk,

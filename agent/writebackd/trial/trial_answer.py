@@ -39,32 +39,26 @@ BlockRow = TypedDict("BlockRow", {
     "counted": Optional[ArmFigures],  # null: nothing of it counts
 })
 PairLeftOut = TypedDict("PairLeftOut", {"blocks": List[Number], "why": str})
-
-
-class TrialReport(TypedDict):
-    host: str
-    device: str
-    policy: str
-    mode: Annotated[str, Mode]  # before and after it
-    seed: int  # the same order of blocks again
-    blocks_planned: Number
-    block_s: Seconds
-    settle_s: Seconds  # of each block, not counted
-    ceiling_s: Seconds  # to which the original limits were cut, as time to drain
-    stop_s: Seconds  # a commit that takes longer ends the trial
-    found_bytes: Bytes
-    limit_bytes: Bytes  # of the original arm
-    cut: Optional[str]  # what cut the limit as found; null: nothing
-    ended: Annotated[str, End]
-    why: str
-    verdict: str
-    remarks: List[str]  # what has to be known to read the figures right
-    pairs: Count  # of which both blocks are whole, and of one load
-    left_out: List[PairLeftOut]  # pairs of whole blocks whose load differed, and how
-    differences: Differences
-    agent: Optional[ArmFigures]  # what counts of all blocks with the agent's limits; null: nothing
-    original: Optional[ArmFigures]  # of all blocks with the original limits
-    blocks: List[BlockRow]
+TrialReport = TypedDict("TrialReport", {
+    "host": str, "device": str, "policy": str,
+    "mode": Annotated[str, Mode],  # before and after it
+    "seed": int,  # the same order of blocks again
+    "blocks_planned": Number, "block_s": Seconds,
+    "settle_s": Seconds,  # of each block, not counted
+    "ceiling_s": Seconds,  # to which the original limits were cut, as time to drain
+    "stop_s": Seconds,  # a commit that takes longer ends the trial
+    "found_bytes": Bytes,
+    "limit_bytes": Bytes,  # of the original arm
+    "cut": Optional[str],  # what cut the limit as found; null: nothing
+    "ended": Annotated[str, End], "why": str, "verdict": str,
+    "remarks": List[str],  # what has to be known to read the figures right
+    "pairs": Count,  # of which both blocks are whole, and of one load
+    "left_out": List[PairLeftOut],  # pairs of whole blocks whose load differed, and how
+    "differences": Differences,
+    "agent": Optional[ArmFigures],  # what counts of all blocks with its limits; null: nothing
+    "original": Optional[ArmFigures],  # of all blocks with the original limits
+    "blocks": List[BlockRow],
+})
 
 
 class TrialAnswer(TrialReport):
