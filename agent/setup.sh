@@ -28,7 +28,8 @@ BENCH="sysbench rsync mariadb-server-core postgresql redis-server fuse-overlayfs
 TEST="$COMPILE python3-pytest python3-pytest-xdist python3-hypothesis systemd dbus
     qemu-system-x86 qemu-system-arm busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
     prometheus-alertmanager tmux man-db tzdata fish
-    debhelper dh-python dpkg-dev lintian mmdebstrap pkgconf pybuild-plugin-pyproject rpm rpmlint dnf"
+    debhelper dh-python dpkg-dev lintian mmdebstrap pkgconf pybuild-plugin-pyproject rpm rpmlint dnf
+    apt-utils createrepo-c gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 # For tests alone, which compare with it what the agent tells systemd and journald by itself: it
 # comes along when others are installed, and nobody has to be root for it alone.
 # systemd-dev: for the deb on Debian 13; on 12 systemd has it.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""dist.py DIR: a release in a directory: sdist, wheel, deb, rpm, SBOM and SHA256SUMS.
+"""dist.py DIR: a release in a directory: sdist, wheels, debs, rpms, SBOMs and SHA256SUMS.
+
+The directory is a repository for apt and dnf as well, unsigned.
 
 All but the sdist are built from the sdist, and every time in them is that of the last entry of
 debian/changelog: the same sources and tools give the same bytes in any directory.  A package whose
@@ -21,9 +23,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 from typing import Dict, List, Set
 
+import bundle
 import sbom
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +37,7 @@ NOT_SOURCES = (".*", "_bpf", "*.egg-info", "__pycache__")
 NOT_AT_TOP = {"build", "tests"}
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 SUMS = "SHA256SUMS"
+REPODATA = "repodata"
 SDIST = "import build_backend, sys; build_backend.build_sdist(sys.argv[1])"
 
 
@@ -69,15 +74,19 @@ def main() -> int:
         (wheel,) = out.glob("*.whl")
         compiler = (source / "build" / "bpf" / "config").read_text().strip()
         (out / f"{wheel.stem}.cdx.json").write_text(sbom.cyclonedx(wheel, compiler, epoch))
+        make_bundles(wheel, work / "bundle", compiler, epoch, environ)
         recipe, digest = tree / "packaging" / "PKGBUILD", hashlib.sha256(sdist.read_bytes())
         text = recipe.read_text().replace("(SKIP)", f"('{digest.hexdigest()}')")
         (out / recipe.name).write_text(text)
         shutil.copy(tree / "packaging" / "writebackd.install", out)
+        make_repositories(out, epoch, environ)
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-                for path in sorted(out.iterdir())]  # fmt: skip
+                for path in sorted(out.iterdir()) if path.is_file()]  # fmt: skip
         (out / SUMS).write_text("".join(sums))
         for path in last:
             path.unlink(missing_ok=True)
+        if last:
+            shutil.rmtree(where / REPODATA, ignore_errors=True)
         where.mkdir(parents=True, exist_ok=True)
         for path in sorted(out.iterdir()):
             shutil.move(str(path), where)
@@ -154,8 +163,56 @@ def make_rpm(sdist: Path, spec: Path, work: Path, out: Path, environ: Dict[str, 
     shutil.move(str(package), out)
 
 
-def run(argv: List[str], cwd: Path, environ: Dict[str, str]) -> None:
-    """Ends the program with what the command printed when it fails."""
+def make_bundles(
+    wheel: Path, work: Path, compiler: str, epoch: int, environ: Dict[str, str]
+) -> None:
+    """libbpf for hosts that have none: a deb, an rpm and a wheel of each machine."""
+    out = wheel.parent
+    lacking = bundle.missing(SYSTEM_PATH)
+    lacking += [gcc for _, _, gcc in bundle.MACHINES if not shutil.which(gcc, path=SYSTEM_PATH)]
+    if lacking:
+        print(f"dist: no libbpf on board: {', '.join(lacking)} is missing")
+        return
+
+    def command(argv: List[str], cwd: Path) -> None:
+        run(argv, cwd, environ)
+
+    sources = bundle.fetch(work, command)
+    (version,) = re.findall(r"\A\S+ \((\S+)\)", (ROOT / "debian" / "changelog").read_text())
+    moment = time.gmtime(epoch)[:6]
+    for debian, machine, gcc in bundle.MACHINES:
+        place = work / machine
+        library = bundle.compile_library(sources, gcc, place, command)
+        bundle.make_tree(sources, library, place / "tree")
+        bundle.make_deb(place / "tree", sources, version, debian, epoch, out, command)
+        if shutil.which("rpmbuild", path=SYSTEM_PATH):
+            bundle.make_rpm(place / "tree", sources, version, machine, out, command)
+        made = bundle.make_wheel(wheel, sources, library, machine, moment)
+        text = sbom.cyclonedx(made, compiler, epoch, sources.components())
+        (out / f"{made.stem}.cdx.json").write_text(text)
+
+
+def make_repositories(out: Path, epoch: int, environ: Dict[str, str]) -> None:
+    """The metadata of apt and dnf beside the packages; whoever serves them signs them."""
+    for package in (*out.glob("*.deb"), *out.glob("*.rpm")):
+        os.utime(package, (epoch, epoch))
+    if shutil.which("apt-ftparchive", path=SYSTEM_PATH):
+        (out / "Packages").write_text(run(["apt-ftparchive", "packages", "."], out, environ))
+        # It has no option for the date.
+        release = run(["apt-ftparchive", "release", "."], out, environ)
+        date = email.utils.formatdate(epoch, usegmt=True).replace("GMT", "UTC")
+        (out / "Release").write_text(re.sub(r"(?m)^Date: .*$", f"Date: {date}", release))
+    else:
+        print("dist: no metadata for apt: apt-ftparchive (apt-utils) is missing")
+    if shutil.which("createrepo_c", path=SYSTEM_PATH):
+        run(["createrepo_c", "--quiet", "--revision", str(epoch), "--set-timestamp-to-revision",
+             "."], out, environ)  # fmt: skip
+    else:
+        print("dist: no metadata for dnf: createrepo_c is missing")
+
+
+def run(argv: List[str], cwd: Path, environ: Dict[str, str]) -> str:
+    """What the command printed; ends the program with that when it fails."""
     done = subprocess.run(
         argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -163,6 +220,7 @@ def run(argv: List[str], cwd: Path, environ: Dict[str, str]) -> None:
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         raise SystemExit(f"dist: {' '.join(argv[:4])} ended with {done.returncode}: see above")
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import uuid
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence, Tuple
 
 LICENSE = [{"expression": "GPL-2.0-or-later"}]
 # name, license, purl, needed or not, what for
@@ -27,12 +27,19 @@ RUNTIME = (
 )
 
 
-def cyclonedx(wheel: Path, compiler: str, epoch: int) -> str:
-    """JSON of CycloneDX 1.5; the same wheel gives the same text."""
+def cyclonedx(
+    wheel: Path, compiler: str, epoch: int, bundled: Sequence[Tuple[str, str, str, str]] = ()
+) -> str:
+    """JSON of CycloneDX 1.5; the same wheel gives the same text.
+
+    `bundled`: name, version, license and purl of the libraries that are compiled into the wheel.
+    """
     name, version = wheel.name.split("-")[:2]
     content = wheel.read_bytes()
     own = f"{name}@{version}"
     parts = [*_files(wheel, compiler), *(_dependency(*each) for each in RUNTIME)]
+    parts += [{**_dependency(part, license_, purl, True, "in libbpf.so.1"), "version": number}
+              for part, number, license_, purl in bundled]  # fmt: skip
     return json.dumps({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",

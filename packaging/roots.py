@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""roots.py DIST [SUITE...]: the debs of `make dist` in clean roots of other Debian releases.
+
+In each: install, first status in observe mode, doctor, purge; once with the release's libbpf 1, if
+it has one, once with writebackd-libbpf and once without any.  The kernel is this host's.  Prints a
+table; ends with 1 when a step failed.  Needs root, mmdebstrap and the network; changes nothing
+outside of the roots.  Debian 11 stands for distributions with an older libc and no libbpf 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import List, Tuple
+
+MIRROR = "http://deb.debian.org/debian"
+SUITES = ("bullseye", "bookworm", "trixie", "sid")
+LIBRARIES = ("libbpf1", "writebackd-libbpf", "none")
+LIMIT_S = 900
+# Each line that it prints begins with the name of a step.
+STEPS = r"""
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+echo "python $(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+echo "libc $(ldd --version | sed -n 's/.* //;1p')"
+find / -xdev -name '*writebackd*' -not -path '/deb/*' >/deb/before
+apt-get -q update >/deb/log 2>&1
+case $1 in
+    libbpf1) apt-get install -qy --no-install-recommends libbpf1 >>/deb/log 2>&1 || {
+        echo "install not on offer: libbpf1"; exit 0; }
+        own= ;;
+    writebackd-libbpf) own=/deb/writebackd-libbpf.deb ;;
+    none) own= ;;
+esac
+apt-get install -qy --no-install-recommends /deb/writebackd.deb $own >>/deb/log 2>&1 || {
+    tail -n 5 /deb/log; exit 1; }
+echo "install $(writebackctl version | head -n 1)"
+writebackd --mode observe >/deb/daemon 2>&1 &
+started=$(date +%s%N)
+for i in $(seq 200); do
+    writebackctl status --json >/deb/status 2>&1; code=$?
+    [ $code -gt 1 ] || break
+    sleep 0.1
+done
+[ $code -le 1 ] || { cat /deb/status /deb/daemon; exit 1; }
+echo "status after $(( ($(date +%s%N) - started) / 100000000 ))00 ms," \
+    "$(python3 -c 'import json; print(json.load(open("/deb/status"))["probe"]["backend"])')"
+writebackctl doctor >/deb/doctor 2>&1; code=$?
+[ $code -le 1 ] || { cat /deb/doctor; exit 1; }
+echo "doctor $(grep -m 1 -o 'libbpf.so.1 loads, .*\|only disk statistics' /deb/doctor)"
+kill %1; wait %1 || { cat /deb/daemon; exit 1; }
+apt-get purge -qy writebackd ${own:+writebackd-libbpf} >>/deb/log 2>&1 || {
+    tail -n 5 /deb/log; exit 1; }
+find / -xdev -name '*writebackd*' -not -path '/deb/*' >/deb/after
+cmp -s /deb/before /deb/after || { cat /deb/after; exit 1; }
+echo "purge nothing left"
+"""
+MOUNTS = ("for each in proc sys dev; do mount --rbind /$each $0/$each; done;"
+          " exec chroot $0 bash /deb/steps $1")  # fmt: skip
+COLUMNS = ("python", "libc", "install", "status", "doctor", "purge")
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or os.geteuid() != 0 or not shutil.which("mmdebstrap"):
+        print("usage: roots.py DIST [SUITE...], as root, with mmdebstrap", file=sys.stderr)
+        return 2
+    machine = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
+    (package,) = Path(sys.argv[1]).glob("writebackd_*_all.deb")
+    (library,) = Path(sys.argv[1]).glob(f"writebackd-libbpf_*_{machine}.deb")
+    good = True
+    print("| release | libbpf |", " | ".join(COLUMNS), "|\n|" + "---|" * (len(COLUMNS) + 2))
+    with tempfile.TemporaryDirectory(prefix="writebackd-roots-") as name:
+        for suite in sys.argv[2:] or SUITES:
+            archive = Path(name, f"{suite}.tar")
+            subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3",
+                            # A mirror may be weeks behind.
+                            '--aptopt=Acquire::Check-Valid-Until "false"',
+                            suite, str(archive), MIRROR], check=True)  # fmt: skip
+            for each in LIBRARIES:
+                passed, row = lived(archive, each, package, library, Path(name, "root"))
+                print(f"| {suite} | {each} | {row} |", flush=True)
+                good = good and passed
+            archive.unlink()
+    return 0 if good else 1
+
+
+def lived(archive: Path, kind: str, package: Path, library: Path, tree: Path) -> Tuple[bool, str]:
+    """Whether all went well with this library in a fresh root, and its cells of the table."""
+    tree.mkdir()
+    subprocess.run(["tar", "-xf", str(archive), "-C", str(tree)], check=True)
+    (tree / "deb").mkdir()
+    shutil.copy(package, tree / "deb/writebackd.deb")
+    shutil.copy(library, tree / "deb/writebackd-libbpf.deb")
+    shutil.copy("/etc/resolv.conf", tree / "etc/resolv.conf")
+    (tree / "deb/steps").write_text(STEPS)
+    # Mounts in a namespace of its own, and gone with it.
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-ec", MOUNTS,
+         str(tree), kind],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    shutil.rmtree(tree)
+    said = dict(re.findall(rf"(?m)^({'|'.join(COLUMNS)}) (.*)$", done.stdout))
+    cells: List[str] = [said.get(column, "-") for column in COLUMNS]
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        cells[-1] = "FAILED"
+    return done.returncode == 0, " | ".join(cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
