@@ -43,10 +43,10 @@ echo "install $(writebackctl version | head -n 1)"
 writebackd --mode observe >/deb/daemon 2>&1 &
 started=$(date +%s%N)
 for i in $(seq 200); do
-    writebackctl --json status >/deb/status 2>&1
+    writebackctl --json status >/deb/status 2>/deb/error
     # 1 is an answer as well: something needs attention.
     backend=$(python3 -c 'import json; print(json.load(open("/deb/status"))["probe"]["backend"])' \
-        2>/deb/error) && break
+        2>>/deb/error) && break
     sleep 0.1
 done
 [ -n "$backend" ] || { cat /deb/status /deb/daemon /deb/error; exit 1; }
