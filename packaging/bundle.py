@@ -2,9 +2,9 @@
 """libbpf for distributions that have none or an older one: one shared library for each machine.
 
 libbpf, libelf and zlib are Debian's sources, verified by apt, compiled here for this machine and
-crosswise for the other.  It needs glibc 2.22 (2014 on x86-64): what later versions renamed is
-called by its system call.  writebackd-libbpf as deb and rpm, and a wheel of each machine, hold it;
-a system's own libbpf.so.1 is taken before it.
+crosswise for the other. It needs glibc 2.22 (August 2015), which is checked: what later versions
+renamed is called by its system call. writebackd-libbpf as deb and rpm, and a wheel of each machine,
+hold it; a system's own libbpf.so.1 is taken before it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,15 @@ CONFIG = """#define PACKAGE_NAME "elfutils"
 #define SIZEOF_LONG 8
 #include <eu-config.h>
 """
-# glibc 2.33 made fstat a function; before, it was an inline call of another.
-OLD_LIBC = """#include <sys/stat.h>
+GLIBC = (2, 22)
+# glibc 2.33 made fstat a function; before, it was an inline call of another.  Since 2.38 strtol and
+# others are by default those of C23, under names of their own.
+OLD_LIBC = """#include <features.h>
+#undef __GLIBC_USE_C2X_STRTOL
+#define __GLIBC_USE_C2X_STRTOL 0
+#undef __GLIBC_USE_C23_STRTOL
+#define __GLIBC_USE_C23_STRTOL 0
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 static inline int old_fstat(int fd, struct stat *st) { return syscall(SYS_fstat, fd, st); }
@@ -91,7 +98,7 @@ Name: writebackd-libbpf
 Version: {version}
 Release: {release}
 Summary: The libbpf 1 of writebackd alone
-License: LGPL-2.1-only AND (GPL-2.0-or-later OR LGPL-3.0-or-later) AND Zlib
+License: (LGPL-2.1-only OR BSD-2-Clause) AND (GPL-2.0-or-later OR LGPL-3.0-or-later) AND Zlib
 Enhances: writebackd
 # libbpf.so.1 is found by writebackd alone, and so is provided to nobody.
 AutoProv: no
@@ -105,6 +112,8 @@ cp -a {tree}/. %{{buildroot}}
 %files
 %license /usr/share/doc/writebackd-libbpf/copyright
 %dir /usr/share/doc/writebackd-libbpf
+%dir /usr/lib/writebackd
+%dir /usr/lib/writebackd/writebackd
 /usr/lib/writebackd/writebackd/_lib
 %changelog
 * Thu Nov 26 2026 writebackd maintainers <maintainers@writebackd.example> - {version}-{release}
@@ -186,6 +195,10 @@ def compile_library(sources: Sources, compiler: str, work: Path, run: Run) -> Pa
     run([compiler, *LINK, f"-Wl,--version-script={bpf}/src/libbpf.map", "-o", str(library),
          *objects], work)  # fmt: skip
     run([compiler.replace("gcc", "strip"), "--remove-section=.comment", str(library)], work)
+    versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library.read_bytes())
+    newest = max((int(major), int(minor)) for major, minor in versions)
+    if newest > GLIBC:
+        raise SystemExit(f"dist: {library} needs glibc {newest[0]}.{newest[1]}: build on Debian 12")
     return library
 
 

@@ -171,13 +171,17 @@ def make_bundles(
     lacking = bundle.missing(SYSTEM_PATH)
     lacking += [gcc for _, _, gcc in bundle.MACHINES if not shutil.which(gcc, path=SYSTEM_PATH)]
     if lacking:
-        print(f"dist: no libbpf on board: {', '.join(lacking)} is missing")
+        print(f"dist: no writebackd-libbpf: {', '.join(lacking)} is missing")
         return
 
     def command(argv: List[str], cwd: Path) -> None:
         run(argv, cwd, environ)
 
-    sources = bundle.fetch(work, command)
+    try:
+        sources = bundle.fetch(work, command)
+    except SystemExit as error:
+        print(f"{error}\ndist: no writebackd-libbpf: Debian's sources cannot be had")
+        return
     (version,) = re.findall(r"\A\S+ \((\S+)\)", (ROOT / "debian" / "changelog").read_text())
     moment = time.gmtime(epoch)[:6]
     for debian, machine, gcc in bundle.MACHINES:
@@ -215,10 +219,10 @@ def run(argv: List[str], cwd: Path, environ: Dict[str, str]) -> str:
     """What the command printed; ends the program with that when it fails."""
     done = subprocess.run(
         argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
+        stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     if done.returncode:
-        print(done.stdout, file=sys.stderr)
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         raise SystemExit(f"dist: {' '.join(argv[:4])} ended with {done.returncode}: see above")
     return done.stdout
 

@@ -119,12 +119,15 @@ def _described(schema: Json, text: str) -> Json:
 
 def _keys(kind: Any) -> Dict[str, str]:
     """The keys of a part with their descriptions, those of its bases first."""
-    bases = getattr(kind, "__orig_bases__", kind.__bases__)
     keys: Dict[str, str] = {}
-    for base in bases:
-        if hasattr(base, "__annotations__") and base.__name__ != "TypedDict":
+    module = sys.modules[kind.__module__]
+    source = inspect.getsource(module)
+    # By name: a TypedDict forgets its bases before Python 3.12.
+    for name in re.findall(rf"^class {kind.__name__}\((\w+)", source, re.MULTILINE):
+        base = vars(module)[name]
+        if name != "NamedTuple" and inspect.isclass(base) and not issubclass(base, Enum):
             keys.update(_keys(base))
-    comments = _comments(inspect.getsource(sys.modules[kind.__module__]))
+    comments = _comments(source)
     names = kind.__annotations__
     keys.update({key: comments.get((kind.__name__, key), keys.get(key, "")) for key in names})
     return {key: text for key, text in keys.items() if (kind.__name__, key) != _HIDDEN}

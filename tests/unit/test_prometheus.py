@@ -279,6 +279,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             server.wait_for("instance:writebackd_commit_over_objective:max")
             server.wait_for("job:writebackd_collapses:rate1d")
             server.wait_for("mode:writebackd_flooded_throughput:ratio")
+            server.wait_for("sum(mode:writebackd_hosts:count) == 4")
             yield server
         finally:
             server.stop()

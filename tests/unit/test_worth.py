@@ -41,7 +41,7 @@ def test_the_headline_is_the_contrast_of_the_table_or_the_half_that_is_known() -
     assert "on sdb; " in headline([measure(held), other])
     stuck = [row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
              for n in range(12)]
-    never = "Without writebackd: commits never returned, longest wait 1m59s, during floods on sda; "
+    never = "Without writebackd: commits never returned (longest wait 1m59s) during floods on sda; "
     assert headline([measure(held + stuck)]) == never + "with: p99 2.4 ms (100/s)"
     assert headline([measure(stuck)]) == never + "with: not measured"
 

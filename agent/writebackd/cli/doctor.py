@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from writebackd.cli.answer_screens import render_findings
 from writebackd.cli.bundle import bundle
@@ -13,9 +12,6 @@ from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD
 from writebackd.cli.output import show_answer, width
 from writebackd.cli.status_screen import wants_colour
-
-if TYPE_CHECKING:
-    pass
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -90,11 +90,11 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         yield "warning", f"Linux {release}: older than 5.10, untested"
     else:
         yield "good", f"Linux {release}"
-    if "microsoft" in release.lower():
+    if "microsoft" in release:
         yield (
             "warning",
-            "WSL2: systemd takes it for a container, so the unit does not start: run `writebackd`"
-            " in a terminal; disks of Windows (/mnt/c) are not seen",
+            "WSL2: systemd takes it for a container, so the unit does not start: run `sudo"
+            " writebackd` in a terminal; disks of Windows (/mnt/c) are not seen",
         )
     if files.path("/sys/kernel/btf/vmlinux").exists():
         yield "good", "kernel types (BTF) available"
@@ -145,7 +145,7 @@ def libraries() -> Iterator[Finding]:
         _, whose = libbpf.load()
         yield "good", f"{libbpf.SYSTEM} loads, {whose}"
     except OSError as error:
-        yield "warning", f"{error.strerror}; without it only disk statistics, no fsync latency"
+        yield "warning", f"{error}; without it only disk statistics, no fsync latency"
     for module, package, without in _MODULES:
         if importlib.util.find_spec(module) is None:
             yield "note", f"no {package}: {without}"

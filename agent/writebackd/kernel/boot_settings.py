@@ -12,10 +12,12 @@ from writebackd.kernel.tuned_profiles import DIRTY, text_of
 # In systemd's order of precedence: a name in an earlier directory masks later ones.
 _PLACES = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
-# cron's tables and scripts, and services of the host's own.
+# cron's tables, its scripts and services of the host's own: directories, and names that count.
 _JOBS = (
-    "/etc/crontab", "/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/var/spool/cron",
-    "/var/spool/cron/crontabs", "/etc/systemd/system",
+    ("/etc", "crontab"), ("/etc/cron.d", "[^.]+"), ("/var/spool/cron", ".+"),
+    ("/var/spool/cron/crontabs", ".+"), ("/etc/cron.hourly", "[^.]+"),
+    ("/etc/cron.daily", "[^.]+"), ("/etc/cron.weekly", "[^.]+"),
+    ("/etc/systemd/system", r".+\.service"),
 )  # fmt: skip
 _SYSCTL_CONF = "/etc/sysctl.conf"
 _SYSTEMD = "/run/systemd/system"  # is there only where systemd runs the host
@@ -74,7 +76,7 @@ class BootSetting(NamedTuple):
         if not self.setting.startswith("vm."):
             return f"{said} {boot} {at}: writebackd releases that lever"
         if self.source == "job":
-            return f"{said} {boot} {at}: whenever that runs, writebackd yields"
+            return f"{said} {boot} {at}: if that runs later, writebackd yields"
         if self.source == "udev":
             return f"{said} {boot} {at}: writebackd yields"
         again = "; `sysctl --system` while it runs makes it yield for a minute"
@@ -182,10 +184,13 @@ def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
-    for place in _JOBS:
-        for path in [place, *(f"{place}/{name}" for name in files.listdir(place))]:
-            for number, line in _lines(files, path):
-                yield from _command(line, "job", f"{path}:{number}")
+    for directory, wanted in _JOBS:
+        for name in files.listdir(directory):
+            path = f"{directory}/{name}"
+            for number, line in _lines(files, path) if re.fullmatch(wanted, name) else ():
+                for each in _command(line, "job", f"{path}:{number}"):
+                    if is_accepted(each.setting or "", each.value) and not line.startswith(";"):
+                        yield each
 
 
 def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:

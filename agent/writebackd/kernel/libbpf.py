@@ -129,10 +129,10 @@ def load() -> Tuple[C.CDLL, str]:
             return C.CDLL(path, use_errno=True), whose
         except OSError as error:
             problems.append(str(error))
-    raise OSError(
-        errno.ENOENT,
-        f"cannot load {SYSTEM} ({problems[0]}): install libbpf1, libbpf or writebackd-libbpf",
-    )
+    if not BUNDLED.exists():
+        del problems[1]
+    why = "; ".join(problems)
+    raise OSError(f"cannot load {SYSTEM} ({why}): install libbpf1, libbpf or writebackd-libbpf")
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answers of the control socket, for mypy and docs/man/schemas.py; the daemon imports nothing.
+"""The answers of `writebackctl --json`, for mypy and docs/man/schemas.py; the daemon needs none.
 
 `make docs` makes docs/schema of them: NameAnswer becomes name.json, and a key's comment its
 description. Annotated[dict, Kind]: the fields of that dataclass; Annotated[str, Kind]: its values.
@@ -206,7 +206,7 @@ StatusAnswer = TypedDict("StatusAnswer", {
     "trial": Optional[TrialState],  # that runs; null: none
     "reason": str,  # why the limit is what it is
     "probe": Probe, "limits": Limits,
-    "levers": List[Annotated[Json, HeldLever]],  # other than the limits, with a value of ours
+    "levers": List[Annotated[Json, HeldLever]],  # other than the limits, that writebackd has set
     "memory": HostMemory,
     "counters": Counters,  # since the start of the daemon, or `reset-stats`
     "devices": List[StatusDevice],
@@ -268,7 +268,7 @@ VerifyAnswer = TypedDict("VerifyAnswer", {
     "good": bool,
     "written": Optional[Pair],  # the last pair that was written; null: none
     "found": Kernel,
-    "levers": List[Annotated[Json, HeldLever]],  # other than the limits, with a value of ours
+    "levers": List[Annotated[Json, HeldLever]],  # other than the limits, that writebackd has set
     "yielded": Optional[str], "differences": List[Difference],
 })
 # The metrics as text; docs/reference/metrics.md has their names.

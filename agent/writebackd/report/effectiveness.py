@@ -249,7 +249,7 @@ def headline(effects: Sequence[Effectiveness]) -> str:
 
 def _half(stretch: Period, hides: bool) -> str:
     if not stretch.latency.total:
-        return f"never returned, longest wait {latency(stretch.longest_s)},"
+        return f"never returned (longest wait {latency(stretch.longest_s)})"
     text = f"p99 {latency(stretch.p99_s)}"
     if hides:
         text += f", time-weighted median wait {latency(stretch.wait_s)}"

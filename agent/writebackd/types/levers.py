@@ -116,7 +116,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class HeldLever:
-    """A lever other than the global limits that has a value of ours; units as in Setting."""
+    """A lever other than the global limits that writebackd has set; units as in Setting."""
 
     kind: LeverKind
     target: str  # vm; a name under /sys/class/bdi; a disk; the path of a cgroup
