@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import xml.etree.ElementTree as ET
 from enum import Enum
 from pathlib import Path
-from typing import Iterable, Iterator, List, Type
+from typing import Any, Dict, Iterable, Iterator, List, Type
 
 import pytest
 
@@ -93,6 +94,20 @@ def test_files_that_are_named_exist() -> None:
 def test_schemas_are_those_of_the_answers() -> None:
     there = {each.name: each.read_text() for each in schemas.PLACE.iterdir()}
     assert there == schemas.files(), "run `make docs`"
+
+
+def test_inherited_keys_of_an_answer_keep_their_description() -> None:
+    """A TypedDict forgets its bases before Python 3.12."""
+    def keys(name: str, *path: str) -> Dict[str, Any]:
+        found: Any = json.loads((ROOT / "docs/schema" / f"{name}.json").read_text())
+        for each in path:
+            found = found["properties"][each]["items"]
+        return {key: part.get("description", "") for key, part in found["properties"].items()}
+
+    # DeviceFigures under StatusDevice and DeviceReason, AlertRow under ActiveAlert.
+    assert keys("status", "devices")["slow_share"] and keys("why", "devices")["objective_s"]
+    assert keys("status", "alerts")["culprits"].startswith("the heaviest first")
+    assert keys("trial")["settle_s"]
 
 
 @pytest.mark.parametrize("name", reference.pages())

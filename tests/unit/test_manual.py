@@ -539,6 +539,17 @@ def test_tests_run_is_the_gate_the_full_suite_or_the_layer_that_is_named(stubbed
     assert unit == "python -m pytest -n auto --continue-on-collection-errors tests/unit"
 
 
+@pytest.mark.parametrize("layers", ["sim kernel", "kernel sim"])
+def test_a_layer_that_fails_beside_another_fails_the_run(stubbed: Path, layers: str) -> None:
+    fails = "#!/bin/sh\ncase $* in *tests/sim*) exit 3 ;; *tests/kernel*) sleep 0.3 ;; esac\n"
+    put(stubbed, "build/venv/bin/python", fails)
+    done = subprocess.run(["bash", "tests/run", *layers.split()], cwd=stubbed, timeout=60,
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 1 and "\nfailed: sim\n" in done.stdout, done
+    assert re.search(r"(?m)^kernel +\d+ s  passed$", done.stdout)
+    assert re.search(r"(?m)^sim +\d+ s  FAILED$", done.stdout)
+
+
 def test_make_check_takes_what_needs_no_root(stubbed: Path) -> None:
     setup, *layers = called(stubbed, "make check")
     assert setup == "setup.sh test"

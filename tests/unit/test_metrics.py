@@ -95,6 +95,16 @@ def _plain(shown: str) -> str:
     return shown.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
 
 
+def test_that_parser_refuses_what_is_none() -> None:
+    text = render(samples.guard())
+    for damage in (
+        text.replace("# EOF\n", ""), text.replace("_total ", " "),
+        text.replace("# TYPE writebackd_mode gauge", "# TYPE writebackd_mode counter"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            list(openmetrics.text_string_to_metric_families(damage))
+
+
 @every_sample
 def test_both_forms_have_the_same_samples(make: Maker) -> None:
     new, old = render(make()), render(make(), PROMETHEUS)

@@ -18,6 +18,7 @@ from typing import Dict, Set
 import pytest
 
 from checkout import copy_checkout, need_compiler, run
+from test_docs import broken
 from writebackd import __version__
 
 OBJECTS = [f"writebackd/_bpf/writeback.{machine}.bpf.o" for machine in ("aarch64", "x86_64")]
@@ -271,8 +272,13 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
         "usr/bin/writebackd-raid",
-        *(f"usr/lib/systemd/system/{path.name}"
-          for end in ("service", "timer") for path in checkout.glob(f"systemd/*.{end}")),
+        "usr/lib/systemd/system/writebackd-drain.service",
+        "usr/lib/systemd/system/writebackd-probe.service",
+        "usr/lib/systemd/system/writebackd-caches.service",
+        "usr/lib/systemd/system/writebackd-raid.service",
+        "usr/lib/systemd/system/writebackd-raid.timer",
+        "usr/lib/systemd/system/writebackd-watch.service",
+        "usr/lib/systemd/system/writebackd.service",
         "usr/lib/writebackd/restart",
         *(f"usr/lib/writebackd/{name}" for name in (*OBJECTS, FOR_BCC)),
         "usr/share/doc/writebackd/README.md",
@@ -296,6 +302,12 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     # The package finds the same files, not a second copy that could differ.
     inside = installed / "usr/lib/writebackd/writebackd/policies"
     assert inside.resolve() == (installed / "usr/lib/writebackd/policies.d").resolve()
+
+
+def test_links_of_the_installed_manual_lead_somewhere(installed: Path) -> None:
+    pages = sorted((installed / "usr/share/doc/writebackd").rglob("*.md"))
+    assert len(pages) > 20
+    assert [each for page in pages for each in broken(page, page.read_text())] == []
 
 
 def test_installed_paths_agree(installed: Path) -> None:
