@@ -264,7 +264,7 @@ class Daemon:
             self._take_loaded_policy()
             sample = self._monitor.read(
                 now, time.time(), dt or self._options.interval_s, self._actions,
-                self.policy.levers.pace,
+                self.policy.levers.pace != "off",
                 (path for paced in self.state.memory.paces.values() for path in paced.rates),
             )
         except (OSError, ValueError, BpfError) as error:

@@ -135,7 +135,8 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
     vars(daemon_module)["_boottime"] = lambda: clock[0]
     options = Options(work / "run", work / "state", 1.0, "auto", "auto", (), None)
     policy = load_policy(None, None)
-    policy = replace(policy, levers=replace(policy.levers, pace="--pace" in flags))
+    pace = "on" if "--pace" in flags else "off"
+    policy = replace(policy, levers=replace(policy.levers, pace=pace))
     daemon = Daemon(options, lambda: policy, files=files)
     daemon._actuator.start()
     ctypes.CDLL(None).malloc_trim(0)

@@ -20,12 +20,12 @@ CHEAP, DEAR = (replace(SLOW_RAID, scattered_s=4096 * times / (60.0 * MB)) for ti
 HOST = Scenario("paced", (CHEAP,), judged=24.0, end=84.0, groups=True)
 
 
-def policy(pace: bool = True) -> Policy:
+def policy(pace: str = "on") -> Policy:
     loaded = load_policy("default")
     return replace(loaded, levers=replace(loaded.levers, pace=pace))
 
 
-def measured(host: Scenario, seed: int, pace: bool = True) -> bench.Run:
+def measured(host: Scenario, seed: int, pace: str = "on") -> bench.Run:
     idle, default = bench.run(host, seed=seed, flooded=False), bench.run(host, seed=seed)
     return bench.judge(bench.run(host, policy=policy(pace), seed=seed), idle, default)
 
@@ -37,7 +37,7 @@ def test_a_paced_flood_leaves_syncs_what_no_limit_does(
     disk: Disk, f: float, g: float, seed: int
 ) -> None:
     host = replace(HOST, disks=(disk,))
-    paced, alone = measured(host, seed), measured(host, seed, pace=False)
+    paced, alone = measured(host, seed), measured(host, seed, pace="off")
     assert paced.f is not None and paced.g is not None and alone.f is not None
     assert paced.f >= f and paced.g >= g
     assert paced.f >= 2 * alone.f

@@ -10,7 +10,7 @@ commits wait for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from plant import AS_FOUND, DISK, HOST, RATIOS, UNLOADED_S, latencies
 from writebackd.control.decide import decide
@@ -47,6 +47,7 @@ class Group:
     demand: float = 1e9
     delegated: bool = False
     outside: bool = False
+    related: Optional[Tuple[str, ...]] = None
     foreign: Tuple[Tuple[str, str], ...] = ()
     controller: bool = True
     off: bool = False  # until systemd sets the first limit
@@ -67,7 +68,7 @@ class Group:
             control=CgroupControl(
                 io_max=tuple(lines) if self.controller else None, off=off,
                 written=() if off else ((DISK.devno, self.written),),
-                delegated=self.delegated, outside=self.outside,
+                delegated=self.delegated, outside=self.outside, related=self.related,
             ),
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ SET = f"bdi {ARRAY.bdi} strict_limit"
 def policy(**levers: object) -> Policy:
     """The default, with no lever but those that are named."""
     default = load_policy("default")
-    none = replace(default.levers, per_device=False, pace=False)
+    none = replace(default.levers, per_device=False, pace="off")
     return replace(default, levers=replace(none, **levers))  # type: ignore[arg-type]
 
 

@@ -231,8 +231,8 @@ LEVERS = "[levers]\npace = on\n"
 
 def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
     choice = MADE_FOR["db-hwraid"](Host(tmp_path)).choice()
-    assert load_policy("db-hwraid", root=NOWHERE).levers.pace
-    assert not choice.policy.levers.pace
+    assert load_policy("db-hwraid", root=NOWHERE).levers.pace == "on"
+    assert choice.policy.levers.pace == "off"
     assert choice.policy.chosen.startswith(
         "without pace, for which --policy db-hwraid or a drop-in is needed; best match, 150"
     )
@@ -249,7 +249,7 @@ def test_levers_that_a_site_asked_for_are_there_whoever_chose(tmp_path: Path, wh
     drop_in.write_text(LEVERS)
     facts = read_facts(MADE_FOR["db-hwraid"](Host(tmp_path / "host")).tree.files)
     choice = choose(facts, root=tmp_path)
-    assert choice.policy.levers.pace
+    assert choice.policy.levers.pace == "on"
     assert choice.policy.chosen.startswith("best match")
 
 
@@ -258,7 +258,7 @@ def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> No
     base.parent.mkdir(parents=True)
     base.write_text(LEVERS)
     choice = choose(HostFacts(), root=tmp_path)
-    assert not choice.policy.levers.pace
+    assert choice.policy.levers.pace == "off"
     assert choice.policy.chosen == (
         "without pace, for which --policy default or a drop-in is needed; "
         "no policy fits this host"

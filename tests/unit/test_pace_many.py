@@ -30,7 +30,7 @@ def calls_of(disks: int, shared: bool, held: bool) -> int:
     `shared`: they are volumes over the same two leaf disks.
     """
     policy = load_policy("default", root=Path("/nonexistent"))
-    policy = replace(policy, levers=replace(policy.levers, pace=True))
+    policy = replace(policy, levers=replace(policy.levers, pace="on"))
     names = [f"d{n}" for n in range(disks)]
     devnos = {name: f"8:{n}" for n, name in enumerate(names)}
     leaves = {name: ("9:0", "9:1") if shared else (devnos[name],) for name in names}

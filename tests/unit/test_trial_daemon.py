@@ -107,7 +107,7 @@ def test_the_bounds_of_the_open_window_are_a_trials(host: Host, tmp_path: Path) 
 
 
 def test_who_syncs_under_the_limits_as_found_is_not_paced_under_the_agents() -> None:
-    levers = replace(load_policy(None, None).levers, pace=True)
+    levers = replace(load_policy(None, None).levers, pace="on")
     host = PacedPlant(replace(load_policy(None, None), levers=levers), groups=[Group(syncs=1)])
     host.memory = replace(host.memory, trial=Trial(
         "sda", 1, 2, True, 200 * MB, 100 * MB, 2000.0, host.memory.mode))  # fmt: skip

@@ -6,13 +6,16 @@ Where the law's limit is not set, `after` is the verb that would set it, and a t
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
+from writebackd.control.pacing.exclusions import unit_of
 from writebackd.tuning import CYCLE_S, LEAST, PAYS, SEEK, SHOWN_S, STRETCH
 from writebackd.types.core_memory import Memory, Trial
 from writebackd.types.decision import Basis, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
+
+MOST_NAMED = 4  # cgroups in a text
 
 STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
@@ -45,6 +48,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
 }
 
 YIELDED = "yielded: another process set the limits"
+UNKNOWN_FLOOD = "the flooding cgroup is unknown, or many write less than 1.0M/s each"
 RESTARTED = "just restarted: keeping the previous limit"
 
 
@@ -71,6 +75,41 @@ _PACED: Mapping[Rule, str] = {
 def paced(rule: Rule) -> str:
     """Why the pace of a flood is what it is."""
     return _PACED.get(rule, "unchanged")
+
+
+def units(paths: Iterable[str]) -> str:
+    return some([unit_of(path) for path in sorted(paths)], ", ")
+
+
+def exempt(paths: Iterable[str], devno: str) -> str:
+    """The commands after which units are never paced: for each a limit that never binds."""
+    names = [unit_of(path) for path in sorted(paths)]
+    commands = [
+        f"`systemctl set-property {name} IOReadIOPSMax='/dev/block/{devno} 1G'`" for name in names
+    ]
+    return f"to exempt it: {some(commands, ', ')}, or [protect] units"
+
+
+def refusals(refused: Sequence[Tuple[str, str]]) -> str:
+    return some([f"{path}: {why}" for path, why in refused], "; ")
+
+
+def some(texts: Sequence[str], between: str) -> str:
+    """The first MOST_NAMED, and the number of others."""
+    more = len(texts) - MOST_NAMED
+    shown = [*texts[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return between.join(shown)
+
+
+def too_many(count: int, least: float, rate: float) -> str:
+    return (
+        f"{count} cgroups flood: the smallest pace of {speed(least)} for each adds up to more than"
+        f" the {speed(rate)} allowed"
+    )
+
+
+def speed(rate: float) -> str:
+    return f"{formats.size(rate)}/s"
 
 
 def wait_s(estimate: Estimate) -> float:

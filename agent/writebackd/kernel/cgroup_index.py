@@ -15,6 +15,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from writebackd.kernel.cgroup_io_max import UNITS, is_booted, owner, path_of_process
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.unit_relations import UnitRelations
 from writebackd.types.samples import CgroupControl, CgroupMemory
 
 # systemd marks what it hands over (Delegate=) with one of these; the first since
@@ -62,6 +63,7 @@ class CgroupIndex:
         controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
         self._has_dirty_limits = {"memory", "io"} <= set((controllers or "").split())
         self._systemd = is_booted(files)
+        self._relations = UnitRelations()
 
     def path(self, cgroup_id: int, pid: int) -> Optional[str]:
         """The path of a cgroup that the process `pid` was in; None if unknown."""
@@ -151,7 +153,7 @@ class CgroupIndex:
             key=lambda x: (x not in paced, -total.get(x, 0.0), -self._watched[x].last_s),
         )
         self._watched = {path: self._watched[path] for path in busiest[:MOST_PATHS]}
-        return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
+        return {path: self._read(path, now_s) for path in busiest[:MOST_WATCHED]}
 
     def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
         """Memory of cgroups whose writers sleep for a limit, or did so lately, by path.
@@ -205,8 +207,8 @@ class CgroupIndex:
         text = self._files.try_read(name) or ""
         return int(text) if text.isdigit() else None
 
-    def _read(self, path: str) -> CgroupControl:
-        directory = self._directory(path)
+    def _read(self, path: str, now_s: float) -> CgroupControl:
+        directory, unit = self._directory(path), owner(self._files, path)
         written = _written(self._files.try_read(f"{directory}/io.stat") or "")
         last = self._watched[path].written
         # The first look shows what was written ever, and nothing of this tick.
@@ -218,13 +220,14 @@ class CgroupIndex:
         self._watched[path] = _Watched(self._watched[path].last_s, written)
         limits = self._files.try_read(f"{directory}/io.max")
         # systemd turns the controller on in it and all above it with its first limit.
-        off = limits is None and self._has_dirty_limits and owner(self._files, path) is not None
+        off = limits is None and self._has_dirty_limits and unit is not None
         return CgroupControl(
             io_max=() if off else _lines(limits) if limits is not None else None,
             off=off,
             written=tuple(grown),
             delegated=any(self._delegated(above) for above in _upwards(path)),
             outside=self._systemd and not path.split("/")[1].endswith(UNITS),
+            related=self._relations.of(unit, now_s) if unit is not None else None,
         )
 
     def _delegated(self, path: str) -> bool:

@@ -215,9 +215,10 @@ class Levers:
     per_device: bool = field(metadata=_key(SWITCH, "on", doc=
         "While others write, give a device that needs a tight limit its own, if the kernel "
         "passes a self-test (6.8 and later)."))
-    pace: bool = field(metadata=_key(SWITCH, "off", doc=
+    pace: str = field(metadata=_key(_choice("off", "auto", "on"), "off", doc=
         "Throttle a flooding unit or login session to just below the drain rate with `io.max`, if "
-        "another one syncs and no dirty limit keeps room in the write cache."))
+        "another one syncs and the write cache is full; `auto`: if the limit alone misses the "
+        "objective, and only units that no syncing unit waits for."))
     pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
         "Share of the drain rate that paced units always get together."))
     destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=

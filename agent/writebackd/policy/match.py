@@ -169,11 +169,11 @@ def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
     Pacing changes other people's units; that a host looks like a class is no permission.
     """
     origin = policy.origins["levers", "pace"]
-    if not policy.levers.pace or not is_shipped(origin, root):
+    if policy.levers.pace != "on" or not is_shipped(origin, root):
         return policy
     held = f"held back (on in {origin}): the policy was not named"
     return replace(
-        policy, levers=replace(policy.levers, pace=False),
+        policy, levers=replace(policy.levers, pace="off"),
         origins={**policy.origins, ("levers", "pace"): held},
         chosen=f"without pace, for which --policy {policy.name} or a drop-in is needed",
     )  # fmt: skip

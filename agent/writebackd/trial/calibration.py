@@ -94,7 +94,7 @@ class Calibration:
     _end: str = ""  # why the ladder is not whole
 
     def __post_init__(self) -> None:
-        levers = replace(self.policy.levers, per_device=False, pace=False, destage_share=0.0)
+        levers = replace(self.policy.levers, per_device=False, pace="off", destage_share=0.0)
         self.policy = replace(self.policy, levers=levers, windows=())
 
     # ---- a tick ----------------------------------------------------------

@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
-from writebackd.types.histogram import Histogram
-
 
 @dataclass(frozen=True)
 class PaceMemory:
@@ -16,6 +14,7 @@ class PaceMemory:
     rate: Optional[float] = None  # of all paced cgroups together; None: not paced
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: the requested pace
     names: Tuple[str, ...] = ()  # the devices that share the disk
+    began_s: Optional[float] = None  # of a pace adopted at a restart: the restart
     step_s: float = float("-inf")  # when the rate last changed
     in_force_s: Optional[float] = None  # since when io.max shows all paces
     unset_s: float = 0.0  # for how long it has not shown them
@@ -23,12 +22,5 @@ class PaceMemory:
     background_rate: float = 0.0  # bytes per second of the flusher, smoothed
     wrote_s: float = float("-inf")  # when one of them last wrote
     stray_s: float = 0.0  # for how long cgroups that cannot be paced have flooded
-    # fsync latencies with a full cache and the dirty limit alone; measured for how long, until when
-    alone: Histogram = Histogram()
-    alone_for_s: float = 0.0
-    alone_s: float = float("-inf")
-    # fsync latencies in the current window of JUDGE_S under the pace, and its beginning
-    under: Histogram = Histogram()
-    under_s: float = float("-inf")
     barred_until_s: float = float("-inf")
     barred_why: str = ""

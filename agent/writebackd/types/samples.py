@@ -139,6 +139,8 @@ class CgroupControl:
     written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
     delegated: bool = False  # it or a parent has Delegate=
     outside: bool = False  # the host has systemd, but this is in none of its slices
+    # Units that its own is ordered before or after, or depends on; None: not known.
+    related: Optional[Tuple[str, ...]] = None
 
 
 @dataclass(frozen=True)

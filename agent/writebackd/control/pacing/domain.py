@@ -10,33 +10,26 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from writebackd import formats
 from writebackd.control import reasons
 from writebackd.control.device_decision import kernel_floor_bytes
-from writebackd.control.pacing.exclusions import unit_of
-from writebackd.control.pacing.index import TickIndex
-from writebackd.estimate.limit_shares import shared_limit
+from writebackd.control.pacing.scene import Scene
+from writebackd.estimate.drain import small_writes
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import DeviceDecision, Mode, Rule
 from writebackd.types.estimate import Estimate
-from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 from writebackd.types.levers import LeverKind
 from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import DeviceSample, HostInfo
 
-# Seconds.  Pacing begins after this time with a full cache: two ticks of 0.5 s.
-START_S = 0.9
-# Seconds.  fsync is measured for ALONE_S or more under the dirty limit alone, and then under the
-# pace in windows of JUDGE_S.  The first begins SETTLE_S after the pace: the cache has room then.
-ALONE_S, JUDGE_S, SETTLE_S = 3.0, 10.0, 3.0
-# Share of the mean fsync time under the limit alone.  Pacing helps if the mean falls below it; it
-# fell to a quarter where pacing helped.
-BETTER = 0.6
-# Seconds without pacing after it did not help or could not be set.
+# Seconds without pacing after commits waited for the paced, or it could not be set.
 BARRED_S = 600.0
 # Seconds.  Dirty limit under a pace, in seconds of the pace: sync(2), a filesystem freeze and ext4
 # commits wait that long.
-WIDE_S = 1.0
+WIDE_S = 0.25
+# Seconds.  A single sync that waits for a paced cgroup's pages for longer ends the pace; a shorter
+# one is over before systemd has let go.
+LONGEST_S = 0.3
 # Share.  A smaller change of a cgroup's pace is not written unless it is a cut: each change is a
 # call to systemd.
 MOVED = 0.05
@@ -57,9 +50,8 @@ QUIET_S = 60.0
 # Seconds.  Half-life of the average write rates of cgroups, since writeback comes in 1 s bursts.
 SMOOTH_HALF_S = 2.4
 
-MOST_NAMED = 4
-# Factor.  The dirty limit is in force if it is at most this multiple of the requested one.
-IN_FORCE_HIGH = 1.25
+
+Notes = Tuple[str, ...]  # for `why`; empty without anything to report
 
 
 @dataclass(frozen=True)
@@ -78,14 +70,13 @@ class PaceTick:
         self,
         policy: Policy,
         memory: Memory,
-        scene: TickIndex,
+        scene: Scene,
         estimates: Mapping[str, Estimate],
         domain: Domain,
         wants: Mapping[str, DeviceDecision],
     ) -> None:
         self.policy, self.memory, self.scene, self.domain = policy, memory, scene, domain
-        self.sample = scene.sample
-        self.now_s = scene.sample.time_s
+        self.now_s, self.dt_s = scene.sample.time_s, scene.sample.dt_s
         self._all_estimates, self._all_wants = estimates, wants
         own = [estimates[seen.device.name] for seen in domain.devices]
         self.drain_rate = max((e.drain_rate or 0.0 for e in own), default=0.0)
@@ -106,12 +97,19 @@ class PaceTick:
         estimates = (self._all_estimates[want.name] for want in self.wants)
         return bool(self.wants) and all(estimate.demand_known for estimate in estimates)
 
-    def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
-        """The updated memory, and a note for `why`; empty without anything to report."""
+    @cached_property
+    def objective_s(self) -> float:
+        return min((want.basis.objective_s for want in self.wants if want.basis), default=0.0)
+
+    def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
+        """The updated memory, and what `why` says of it."""
         memory = self._measure(memory)
-        if memory.rate is not None:
-            return self._hold(memory)
-        return self._consider(memory)
+        if memory.rate is None:
+            return self._consider(memory)
+        why = self._over(memory)
+        if why:
+            return _let_go(memory), (f"pace released: {why}",)
+        return self._hold(memory)
 
     # ---- what was measured -------------------------------------------------
 
@@ -121,7 +119,7 @@ class PaceTick:
         for path, size in self.scene.written(
             self.domain.devno, [seen.device.name for seen in self.domain.devices]
         ).items():
-            rate = size / self.sample.dt_s
+            rate = size / self.dt_s
             used[path] = self._smooth(memory.used.get(path), rate)
             if path in memory.rates and rate >= FLOOD_RATE:
                 wrote_s = self.now_s
@@ -129,97 +127,25 @@ class PaceTick:
         return replace(memory, used=used, wrote_s=wrote_s, background_rate=background_rate)
 
     def _smooth(self, known: Optional[float], rate: float) -> float:
-        weight = 1 - 0.5 ** (self.sample.dt_s / SMOOTH_HALF_S)
+        weight = 1 - 0.5 ** (self.dt_s / SMOOTH_HALF_S)
         return rate if known is None else known + weight * (rate - known)
-
-    def _latencies(self) -> Histogram:
-        """Commits, and one more in each second in which the oldest fsync is still pending."""
-        total = Histogram()
-        for name in self.domain.group:
-            sync = self.scene.devices[name].sync
-            if sync is not None:
-                total += sync.commit_latency
-                if int(sync.oldest_s) > int(max(0.0, sync.oldest_s - self.sample.dt_s)):
-                    total += _one(sync.oldest_s)
-        return total
-
-    # ---- not paced yet -----------------------------------------------------
-
-    def _consider(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
-        if not (self.flooded and self.demand and self.drain_rate):
-            return memory, ""
-        memory = self._alone(memory)
-        if self.now_s < memory.barred_until_s:
-            return memory, f"not paced: {memory.barred_why}"
-        if self._full_s() < START_S:
-            return memory, ""
-        flooding, refused = self._flooding(memory)
-        total = sum(memory.used.get(path, 0.0) for path in flooding)
-        if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
-            return memory, "not paced: " + (
-                _refusals(refused)
-                or "the flooding cgroup is unknown, or many write less than "
-                f"{_speed(LEAST_PACE)} each"
-            )
-        # Begin with the smallest share that the policy leaves to a flood; it rises with room.
-        share = self.policy.levers.pace_share
-        rate = share * self.drain_rate
-        if len(flooding) * LEAST_PACE > rate:
-            return memory, f"not paced: {_too_many(flooding, rate)}"
-        if memory.alone_for_s < ALONE_S:
-            return memory, ""
-        memory = replace(
-            divide(memory, rate, flooding), step_s=self.now_s, wrote_s=self.now_s,
-            in_force_s=None, unset_s=0.0, stray_s=0.0, under=Histogram(),
-        )
-        return memory, (
-            f"{_names(memory)} held at {_speed(rate)}, {formats.percent(share)} of the "
-            f"drain rate {_speed(self.drain_rate)}, to keep room in the write cache"
-        )
-
-    def _alone(self, memory: PaceMemory) -> PaceMemory:
-        """Measure fsync with a full cache and only the dirty limit in force."""
-        if self._full_s() <= 0 or not all(
-            want.target_bytes is not None
-            and self._limit(want.name) <= IN_FORCE_HIGH * want.target_bytes
-            for want in self.wants
-        ):
-            return memory
-        if memory.alone_for_s >= JUDGE_S or self.now_s - memory.alone_s > BARRED_S:
-            memory = replace(memory, alone=Histogram(), alone_for_s=0.0)
-        return replace(
-            memory, alone=memory.alone + self._latencies(), alone_s=self.now_s,
-            alone_for_s=memory.alone_for_s + self.sample.dt_s,
-        )
 
     def _full_s(self) -> float:
         """How long the write cache has been full, seconds."""
         return max(self.memory.devices[want.name].drain.full_s for want in self.wants)
 
-    def _limit(self, name: str) -> int:
-        """The dirty limit in force for a device: its own cap, or the global limit."""
-        cap = self.memory.caps.get(name)
-        if cap is not None and cap.in_force:
-            return cap.bytes
-        return shared_limit(self.memory, self.sample)
+    def _missed(self) -> bool:
+        """Whether the limit alone does not do: its floor, or commits above their objective."""
+        return any(
+            want.rule is Rule.FLOOR
+            or reasons.wait_s(self._all_estimates[want.name]) > self.objective_s
+            for want in self.wants
+        )
 
     def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
         """The flooding cgroups that may be paced, and those that must not be with the reason."""
         may: List[str] = []
         refused: List[Tuple[str, str]] = []
-        bulk = self._bulk(memory)
-        for path, limits in self.scene.limits.items():
-            # Without the io controller only the dirtied bytes are known, so always report it.
-            if path not in memory.rates and path not in bulk and limits is not None:
-                continue
-            why = self.scene.objection(path)
-            if why is None:
-                may.append(path)
-            else:
-                refused.append((path, why))
-        return may, refused
-
-    def _bulk(self, memory: PaceMemory) -> Set[str]:
         bulk: Set[str] = set()
         missing = BULK * memory.background_rate
         for path in sorted(memory.used, key=lambda path: -memory.used[path]):
@@ -227,40 +153,76 @@ class PaceTick:
                 break
             bulk.add(path)
             missing -= memory.used[path]
-        return bulk
+        for path, limits in self.scene.limits.items():
+            # Without the io controller only the dirtied bytes are known, so always report it.
+            if path in memory.rates or path in bulk or limits is None:
+                why = self.scene.objection(path)
+                if why is None:
+                    may.append(path)
+                else:
+                    refused.append((path, why))
+        return may, refused
+
+    # ---- not paced yet -----------------------------------------------------
+
+    def _consider(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
+        if not (self.flooded and self.demand and self.drain_rate):
+            return memory, ()
+        if self.now_s < memory.barred_until_s:
+            return memory, (f"not paced: {memory.barred_why}",)
+        if self._full_s() <= 0:
+            return memory, ()
+        if self.policy.levers.pace == "auto" and not self._missed():
+            return memory, ()
+        flooding, refused = self._flooding(memory)
+        total = sum(memory.used.get(path, 0.0) for path in flooding)
+        if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
+            return memory, (f"not paced: {reasons.refusals(refused) or reasons.UNKNOWN_FLOOD}",)
+        # Begin with the smallest share that the policy leaves to a flood; it rises with room.
+        share = self.policy.levers.pace_share
+        rate = share * self.drain_rate
+        if len(flooding) * LEAST_PACE > rate:
+            return memory, (f"not paced: {reasons.too_many(len(flooding), LEAST_PACE, rate)}",)
+        memory = replace(
+            divide(memory, rate, flooding), began_s=self.now_s, step_s=self.now_s,
+            wrote_s=self.now_s, in_force_s=None, unset_s=0.0, stray_s=0.0,
+        )
+        return memory, (
+            f"{reasons.units(memory.rates)} held at {reasons.speed(rate)}, "
+            f"{formats.percent(share)} of the drain rate {reasons.speed(self.drain_rate)}, to keep "
+            "room in the write cache",
+        )
 
     # ---- paced -------------------------------------------------------------
 
-    def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+    def _over(self, memory: PaceMemory) -> str:
+        """Why there is nothing to pace any more; empty if there is."""
         if not self.demand and self.now_s >= self.memory.hold_until_s:
-            return _let_go(memory), "no sync demand: pace released"
+            return "no sync demand"
         if self.now_s - memory.wrote_s > QUIET_S:
-            return _let_go(memory), "flood over: pace released"
+            return "flood over"
         flooding, refused = self._flooding(memory)
-        if not flooding:
-            why = _refusals(refused) or "the cgroups are gone"
-            return _let_go(memory), f"pace released: {why}"
-        taken = self._taken(memory)
-        if taken:
-            return self._bar(memory, BARRED_S, f"another process set io.max of {taken}")
-        rate = memory.rate or 0.0
-        if len(flooding) * LEAST_PACE > rate:
-            return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, rate))
-        compared = BARRED_S if memory.alone.total else 0.0  # after a restart not yet
-        for look, barred_s in (
-            (self._strays, STRAY_BARRED_S), (self._in_force, BARRED_S), (self._judge, compared)
-        ):
-            memory, problem = look(memory, flooding)
-            if problem:
-                return self._bar(memory, barred_s, problem)
-        if memory.in_force_s is None:
-            # What is seen is still the flood as it was: the rate is unknown.
-            if set(flooding) != set(memory.rates):
-                memory = divide(memory, rate, flooding)
-            return memory, f"{_names(memory)} to be held at {_speed(rate)}: not in force yet"
-        return self._step(memory, flooding)
+        return "" if flooding else reasons.refusals(refused) or "the cgroups are gone"
 
-    def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
+    def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
+        flooding, rate = self._flooding(memory)[0], memory.rate or 0.0
+        memory = self._timed(memory, flooding)
+        problem = self._problem(memory, flooding)
+        if problem is not None:
+            barred_s, why = problem
+            memory = replace(
+                _let_go(memory), barred_until_s=self.now_s + barred_s, barred_why=why
+            )
+            return memory, (f"not paced: {why}",)
+        if memory.in_force_s is not None:
+            return self._step(memory, flooding)
+        # What is seen is still the flood as it was: the rate is unknown.
+        if set(flooding) != set(memory.rates):
+            memory = divide(memory, rate, flooding)
+        names = reasons.units(memory.rates)
+        return memory, (f"{names} to be held at {reasons.speed(rate)}: not in force yet",)
+
+    def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, Notes]:
         """Apply the law's factor, and divide the pace by what each cgroup uses."""
         tightest = min(self.wants, key=lambda want: want.pace_by, default=None)
         by, rule = (1.0, Rule.OTHER) if tightest is None else (tightest.pace_by, tightest.rule)
@@ -274,79 +236,83 @@ class PaceTick:
         )
         if joined or (moved and self.now_s - since_s >= EVERY_S - 1e-6):
             memory = replace(new, step_s=self.now_s)
-        why = reasons.paced(rule)
-        return memory, f"{_names(memory)} held at {_speed(memory.rate or 0.0)}: {why}"
-
-    def _taken(self, memory: PaceMemory) -> Optional[str]:
-        """A paced cgroup whose io.max another process has changed, and now owns."""
-        kind, devno = LeverKind.PACE.value, self.domain.devno
-        foreign = self.scene.foreign
-        return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
-
-    def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        held = sum(memory.used.get(path, 0.0) for path in flooding)
-        stray = memory.background_rate - held
-        if stray <= STRAY_SHARE * (self.drain_rate or memory.rate or 0.0):
-            return replace(memory, stray_s=0.0), ""
-        memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
-        if memory.stray_s < STRAY_LASTS_S:
-            return memory, ""
-        return memory, f"cgroups that cannot be paced write {_speed(stray)}: using the limit"
-
-    def _in_force(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """Whether the kernel shows the paces; a problem if it does not after UNSET_S."""
-        missing = [path for path in memory.rates if not self._limited(path)]
-        if not missing:
-            if memory.in_force_s is not None:
-                return memory, ""
-            under_s = self.now_s + SETTLE_S
-            return replace(memory, unset_s=0.0, in_force_s=self.now_s, under_s=under_s), ""
-        unset_s = memory.unset_s + self.sample.dt_s
-        memory = replace(memory, in_force_s=None, unset_s=unset_s)
-        # In observe mode nothing is set.
-        if memory.unset_s < UNSET_S or self.memory.mode is Mode.OBSERVE:
-            return memory, ""
-        return memory, f"io.max of {missing[0]} could not be set"
-
-    def _limited(self, path: str) -> bool:
-        limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
-        words = dict(word.partition("=")[::2] for word in limits.split())
-        return words.get("wbps", "max") != "max"
-
-    def _judge(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """Whether syncs got faster, in windows of JUDGE_S; the problem if they did not."""
-        # If the disk may have become slower, the measurement under the limit alone is out of date.
-        slower = any(self.memory.devices[want.name].drain.slower_s > 0 for want in self.wants)
-        if memory.in_force_s is None or slower or not (self.flooded and self.demand):
-            return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
-        if self.now_s < memory.under_s:
-            return memory, ""
-        under = memory.under + self._latencies()
-        if self.now_s - memory.under_s < JUDGE_S:
-            return replace(memory, under=under), ""
-        memory, alone = replace(memory, under=Histogram(), under_s=self.now_s), memory.alone
-        mean, before = under.mean(), alone.mean()
-        p99 = under.quantile(0.99)
-        objective_s = min([want.basis.objective_s for want in self.wants if want.basis], default=0)
-        if mean is None or p99 is None or p99 <= objective_s:
-            return memory, ""  # no sync, or the objective is met
-        if before is None:
-            return memory, "restarted: fsync is first measured with the dirty limit alone"
-        if mean <= BETTER * before:
-            return memory, ""
+        pace, lasts_s = reasons.speed(memory.rate or 0.0), self.now_s - (memory.began_s or 0.0)
         return memory, (
-            f"it did not help: mean sync {formats.milliseconds(mean)} ms, "
-            f"{formats.milliseconds(before)} ms with the dirty limit alone"
+            f"{reasons.units(memory.rates)} held at {pace}: {reasons.paced(rule)}",
+            f"paced for {formats.duration(lasts_s)}; "
+            + reasons.exempt(memory.rates, self.domain.devno),
         )
 
-    def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:
-        memory = replace(_let_go(memory), barred_until_s=self.now_s + seconds, barred_why=why)
-        return memory, f"not paced: {why}"
+    # ---- what ends a pace --------------------------------------------------
+
+    def _timed(self, memory: PaceMemory, flooding: Sequence[str]) -> PaceMemory:
+        """For how long others have flooded, and the kernel has shown the paces, or not."""
+        stray_s = memory.stray_s + self.dt_s
+        if self._stray(memory, flooding) <= STRAY_SHARE * (self.drain_rate or memory.rate or 0.0):
+            stray_s = 0.0
+        in_force_s, unset_s = memory.in_force_s, 0.0
+        if self._unset(memory):
+            in_force_s, unset_s = None, memory.unset_s + self.dt_s
+        elif in_force_s is None:
+            in_force_s = self.now_s
+        began_s = self.now_s if memory.began_s is None else memory.began_s
+        return replace(
+            memory, stray_s=stray_s, in_force_s=in_force_s, unset_s=unset_s, began_s=began_s
+        )
+
+    def _problem(
+        self, memory: PaceMemory, flooding: Sequence[str]
+    ) -> Optional[Tuple[float, str]]:
+        """Why the pace has to end, and for how many seconds none begins."""
+        rate, lever = memory.rate or 0.0, LeverKind.PACE.value
+        for path in memory.rates:
+            if f"{lever} {path} {self.domain.devno}" in self.scene.foreign:
+                return BARRED_S, f"another process set io.max of {path}"
+        if len(flooding) * LEAST_PACE > rate:
+            return STRAY_BARRED_S, reasons.too_many(len(flooding), LEAST_PACE, rate)
+        if memory.stray_s >= STRAY_LASTS_S:
+            stray = reasons.speed(self._stray(memory, flooding))
+            return STRAY_BARRED_S, f"cgroups that cannot be paced write {stray}: using the limit"
+        # In observe mode nothing is set.
+        if memory.unset_s >= UNSET_S and self.memory.mode is not Mode.OBSERVE:
+            return BARRED_S, f"io.max of {self._unset(memory)[0]} could not be set"
+        if memory.in_force_s is not None and self.demand:
+            waited = next(filter(None, map(self._waited, self.domain.group)), None)
+            if waited is not None:
+                return BARRED_S, f"{waited} for pages of {reasons.units(memory.rates)}"
+        return None
+
+    def _stray(self, memory: PaceMemory, flooding: Sequence[str]) -> float:
+        """Bytes per second of cgroups that cannot be paced."""
+        return memory.background_rate - sum(memory.used.get(path, 0.0) for path in flooding)
+
+    def _unset(self, memory: PaceMemory) -> List[str]:
+        """The cgroups whose io.max does not show a pace."""
+        devno, limits = self.domain.devno, self.scene.limits
+        lines = {path: (limits.get(path) or {}).get(devno, "wbps=max") for path in memory.rates}
+        return [path for path, line in lines.items() if "wbps=max" in line.split()]
+
+    def _waited(self, name: str) -> Optional[str]:
+        """Whether syncs wait although the disk answers small writes at once; in words.
+
+        They wait for pages of a paced cgroup then: ext4 in ordered mode writes the data of newly
+        allocated blocks before the commit that refers to them.
+        """
+        seen, objective_s = self.scene.devices[name], self.objective_s
+        writes = [each for each in small_writes(seen) if each.total]
+        if seen.sync is None or not writes:
+            return None
+        latency, oldest_s = seen.sync.latency, seen.sync.oldest_s
+        over_s = latency.total_s(objective_s) + (oldest_s if oldest_s > objective_s else 0.0)
+        if sum(each.total_s(objective_s / 2) for each in writes) >= over_s / 2:
+            return None
+        longest_s, mean_s = max(latency.quantile(1.0) or 0.0, oldest_s), latency.mean() or 0.0
+        if longest_s > max(LONGEST_S, objective_s):
+            return f"a sync waited {formats.latency(longest_s)}"
+        return f"syncs wait {formats.latency(mean_s)}" if mean_s > objective_s else None
 
 
-def limit_bytes(
-    bounds: DevicePolicy, host: HostInfo, memory: PaceMemory
-) -> Optional[int]:
+def limit_bytes(bounds: DevicePolicy, host: HostInfo, memory: PaceMemory) -> Optional[int]:
     """The dirty limit under a pace: what the paced cgroups write in WIDE_S; None without a pace."""
     if memory.rate is None or memory.in_force_s is None:
         return None
@@ -359,9 +325,9 @@ def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
     """Divide the pace among cgroups; what one does not use goes to the others."""
     modest: Dict[str, float] = {}
     for path in paths:
-        # Compare with the part it got, which was rounded down to a byte.
+        # Above USES, or the part that it got for its use would already look like all that it may.
         used, had = memory.used.get(path), memory.rates.get(path)
-        if used is not None and had is not None and used < USES * had + 1:
+        if used is not None and had is not None and used < (1 + USES) / 2 * had:
             modest[path] = used / USES
     rates = {}
     left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))
@@ -377,35 +343,3 @@ def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
 
 def _let_go(memory: PaceMemory) -> PaceMemory:
     return replace(memory, rate=None, rates={}, in_force_s=None)
-
-
-def _names(memory: PaceMemory) -> str:
-    return _some([unit_of(path) for path in sorted(memory.rates)], ", ")
-
-
-def _refusals(refused: Sequence[Tuple[str, str]]) -> str:
-    return _some([f"{path}: {why}" for path, why in refused], "; ")
-
-
-def _some(texts: Sequence[str], between: str) -> str:
-    """The first MOST_NAMED, and the number of others."""
-    more = len(texts) - MOST_NAMED
-    shown = [*texts[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
-    return between.join(shown)
-
-
-def _too_many(paths: Sequence[str], rate: float) -> str:
-    return (
-        f"{len(paths)} cgroups flood: the smallest pace of {_speed(LEAST_PACE)} for each adds up "
-        f"to more than the {_speed(rate)} allowed"
-    )
-
-
-def _speed(rate: float) -> str:
-    return f"{formats.size(rate)}/s"
-
-
-def _one(seconds: float) -> Histogram:
-    """A single latency."""
-    index = max(i for i, edge in enumerate(BUCKET_EDGES_S[:-1]) if edge <= seconds)
-    return Histogram(((index, 1),))

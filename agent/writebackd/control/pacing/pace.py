@@ -6,21 +6,18 @@ up, and with a full cache every write waits for the media.  If a flood stays bel
 the cache keeps room, and a large dirty limit does no harm.  On a disk of 60 MB/s fsync reached 16 %
 of its idle rate with the best fixed limit, and 80 % with the flood held at 55 MB/s.
 
-Pacing begins when the cache was full under the dirty limit alone and R is known, at `pace-share` of
-R.  From then on the law sets the pace as it sets a limit (control/law.py).  This module finds the
-cgroups, divides the pace among them, and checks that syncs are clearly faster than under the limit
-alone.  They may not be: on ext4 a commit also waits for the data of a paced cgroup.  Then pacing
-stops for ten minutes.
+Pacing begins with a full cache, at `pace-share` of R.  From then on the law sets the pace as it
+sets a limit (control/law.py).  domain.py divides the pace among the cgroups, and checks that
+commits are clearly faster than under the limit alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Dict, FrozenSet, List, Mapping, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from writebackd.control.pacing.domain import Domain, PaceTick, limit_bytes
 from writebackd.control.pacing.exclusions import SYNCED_LATELY_S
-from writebackd.control.pacing.index import TickIndex
+from writebackd.control.pacing.scene import Scene
 from writebackd.estimate.drain import unpriced
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
@@ -31,15 +28,13 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import Sample
-from writebackd.types.storage import Device
 
 # Number of cgroups remembered because they synced lately.  Any user can create 512 per tick (half
 # of the kernel's table) with paths of 4 KB: 560 MB in five minutes, and the unit may use 192 MB.
 MOST_SYNCERS = 4096
 
 
-@dataclass(frozen=True)
-class PacePlan:
+class PacePlan(NamedTuple):
     """What pacing adds to a tick's decision."""
 
     wants: List[DeviceDecision]
@@ -57,43 +52,38 @@ def pace(
 ) -> PacePlan:
     """The wants with those of paced devices replaced, the paces, and the memory.
 
-    While a pace is in force the device needs a large limit: what the paced cgroups write in WIDE_S,
-    or in drain-time if that is shorter.  No more, or sync(2) and freezes would wait for gigabytes
-    at that rate.  `remembered` are the devices' memories: when a pace comes into force they measure
-    the cost of a sync anew, since the fsync rate changes.
+    `remembered` are the devices' memories: when a pace comes into force they measure the cost of a
+    sync anew, since the fsync rate changes.
     """
     memory = remember_syncers(memory, sample)
-    if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
+    if policy.levers.pace == "off" or memory.yielded is not None or memory.pin_bytes is not None:
         return PacePlan(wants, (), replace(memory, paces={}))
     changed = {want.name: want for want in wants}
     settings: List[Setting] = []
     paces: Dict[str, PaceMemory] = {}
-    scene = TickIndex(policy, memory, sample)
+    scene = Scene(policy, memory, sample)
     for domain in _domains(sample):
         known = memory.paces.get(domain.devno, PaceMemory())
-        now, note = PaceTick(policy, memory, scene, estimates, domain, changed).decide(known)
+        now, notes = PaceTick(policy, memory, scene, estimates, domain, changed).decide(known)
         paces[domain.devno] = now = replace(now, names=domain.group)
-        began = now.in_force_s is not None and known.in_force_s is None
         settings += [
             Setting(LeverKind.PACE, path, domain.devno, rate)
             for path, rate in sorted(now.rates.items())
         ]
         held = {seen.device.name for seen in domain.devices}
-        for name in domain.group if note else ():
+        for name in domain.group if notes else ():
             want = changed[name]
             if want.state is DeviceState.EXCLUDED or not (want.demand or name in held):
                 continue
-            want = replace(want, steps=(*want.steps, note))
+            want = replace(want, steps=(*want.steps, *notes))
             if now.rate is not None:
-                want = replace(want, state=DeviceState.PACE, reason=note)
-                device = scene.devices[name].device
-                bounds = policy.of(device)
-                limit = limit_bytes(bounds, sample.host, now)
+                want = replace(want, state=DeviceState.PACE, reason=notes[0])
+                limit = limit_bytes(policy.of(scene.devices[name].device), sample.host, now)
                 if limit is not None:
                     want = replace(want, target_bytes=limit)
-            if began:
-                mine = remembered[name]
-                remembered[name] = replace(mine, drain=unpriced(mine.drain))
+                if now.in_force_s is not None and known.in_force_s is None:
+                    mine = remembered[name]
+                    remembered[name] = replace(mine, drain=unpriced(mine.drain))
             changed[name] = want
     return PacePlan(list(changed.values()), tuple(settings), replace(memory, paces=paces))
 
@@ -121,27 +111,19 @@ def _domains(sample: Sample) -> List[Domain]:
     on several disks is limited by its own devno, whose bytes are those of its rate.  btrfs has no
     devno that io.max accepts.
     """
-    by_devno: Dict[str, List[int]] = {}  # indexes into sample.devices, here and below
-    on_leaf: Dict[str, List[int]] = {}
-    for place, seen in enumerate(sample.devices):
-        leaves = _leaves(seen.device)
-        for leaf in leaves:
-            on_leaf.setdefault(leaf, []).append(place)
+    by_devno: Dict[str, Domain] = {}
+    on_leaf: Dict[str, List[str]] = {}
+    groups: Dict[Tuple[str, ...], Tuple[str, ...]] = {}  # computed once for all volumes of a disk
+    for seen in sample.devices:
+        for leaf in seen.device.leaf_devnos or (seen.device.devno,):
+            on_leaf.setdefault(leaf, []).append(seen.device.name)
+    for seen in sample.devices:
+        leaves = seen.device.leaf_devnos or (seen.device.devno,)
         devno = leaves[0] if len(leaves) == 1 else seen.device.devno
-        if seen.excluded is None and devno[:1].isdigit():
-            by_devno.setdefault(devno, []).append(place)
-    domains = []
-    groups: Dict[FrozenSet[str], Tuple[str, ...]] = {}  # computed once for all volumes of a disk
-    for devno, places in by_devno.items():
-        devices = tuple(sample.devices[place] for place in places)
-        below = frozenset(leaf for seen in devices for leaf in _leaves(seen.device))
-        if below not in groups:
-            group = sorted({place for leaf in below for place in on_leaf[leaf]})
-            groups[below] = tuple(sample.devices[place].device.name for place in group)
-        domains.append(Domain(devno, devices, groups[below]))
-    return domains
-
-
-def _leaves(device: Device) -> Tuple[str, ...]:
-    """Devnos of its leaf disks; its own if none are listed."""
-    return device.leaf_devnos or (device.devno,)
+        if seen.excluded is not None or not devno[:1].isdigit():
+            continue
+        if leaves not in groups:
+            groups[leaves] = tuple(dict.fromkeys(n for leaf in leaves for n in on_leaf[leaf]))
+        others = by_devno[devno].devices if devno in by_devno else ()
+        by_devno[devno] = Domain(devno, (*others, seen), groups[leaves])
+    return list(by_devno.values())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`pace = auto`: nobody who must not be paced ever is, and it begins only where the limit fails."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import pytest
+
+from paced_plant import Group
+from test_pace import plant, policy, said
+from writebackd.kernel import unit_relations
+from writebackd.kernel.child_process import Ended, Work
+from writebackd.kernel.unit_relations import AGAIN_S, UnitRelations
+
+NOBODY: Tuple[str, ...] = ()
+LINE = "rbps=1048576 wbps=max riops=max wiops=max"
+SESSION = "/user.slice/user-1000.slice/session-3.scope"
+TIMER, TRANSIENT = "/system.slice/backup.service", "/system.slice/run-r1a2b.scope"
+ORDERED = ("postgresql.service",)
+
+
+class Case(NamedTuple):
+    """A unit of a host, and whether `auto` may pace it."""
+
+    group: Group
+    fair: bool
+
+
+def fair(path: str, related: Optional[Tuple[str, ...]] = NOBODY, **facts: object) -> Case:
+    return Case(Group(path, related=related, **facts), True)  # type: ignore[arg-type]
+
+
+def never(path: str, related: Optional[Tuple[str, ...]] = NOBODY, **facts: object) -> Case:
+    return Case(Group(path, related=related, **facts), False)  # type: ignore[arg-type]
+
+
+# Each of these floods a database's disk: hosts as they are set up, by what runs there.
+LAYOUTS: Dict[str, Tuple[Case, ...]] = {
+    "Debian with PostgreSQL": (
+        fair(SESSION, None), fair(TIMER),
+        never("/system.slice/system-postgresql.slice/postgresql@15-main.service", syncs=3),
+        never("/system.slice/pgbackrest.service", ORDERED)),
+    "RHEL with MariaDB": (
+        fair("/system.slice/crond.service"), never("/system.slice/mariadb.service", syncs=9),
+        never("/system.slice/sshd.service"), never("/system.slice/rsyslog.service")),
+    "Docker": (
+        never(f"/system.slice/docker-{'0f' * 32}.scope"),
+        never("/system.slice/docker.service", delegated=True), fair(TRANSIENT)),
+    "Kubernetes control plane": (
+        never("/kubepods.slice/kubepods-burstable.slice/kubepods-pod1.slice/cri-1.scope"),
+        never("/system.slice/containerd.service", delegated=True), fair(TIMER)),
+    "Proxmox": (
+        never("/qemu.slice/100.scope"), never("/lxc/101/ns/system.slice/x.service"),
+        never("/system.slice/pve-cluster.service", syncs=1), fair(SESSION, None)),
+    "libvirt": (
+        never("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator"),
+        never("/machine.slice/machine-c1.scope"), fair(TRANSIENT)),
+    "Podman of users": (
+        never("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-1.scope"),
+        never("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service"),
+        fair(SESSION, None)),
+    "hosting with slices of its own": (
+        never("/customer.slice/customer-7.slice/web.service"), never("/user.slice/user-7.slice"),
+        never("/system.slice/limited.service", foreign=(("8:16", LINE),)), fair(TIMER)),
+    "mail server": (
+        never("/system.slice/postfix.service", syncs=2),
+        never("/system.slice/opendkim.service", ("postgresql.service", "x.target")),
+        never("/system.slice/dovecot.service", None), fair("/system.slice/rsync.service")),
+    "without systemd": (
+        never("/"), never("/openrc.backup", None), never("/garden/web", outside=True)),
+}  # fmt: skip
+
+
+def ever_paced(cases: Tuple[Case, ...], seconds: float, **changes: object) -> Set[str]:
+    groups = [replace(case.group, cgroup_id=20 + n) for n, case in enumerate(cases)]
+    host = plant(policy=policy(pace="auto"), groups=groups, **changes)
+    return {s.target for decision in host.run_s(seconds) for s in decision.settings}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_on_a_real_layout_nobody_is_paced_who_must_not_be(name: str) -> None:
+    cases = LAYOUTS[name]
+    assert not ever_paced(cases, 20.0)
+    for case in cases:  # each alone: all of the flood
+        assert ever_paced((case,), 20.0) == ({case.group.path} if case.fair else set()), case
+
+
+def test_on_200_drawn_hosts_nobody_is_paced_who_must_not_be() -> None:
+    chance = random.Random(43)
+    known = [case for cases in LAYOUTS.values() for case in cases]
+    paced = 0
+    for _ in range(200):
+        some = chance.sample(known, chance.choice((1, 1, 2, 3, 4)))
+        drawn = {case.group.path: case for case in some}
+        cases = tuple(
+            Case(replace(case.group, demand=chance.choice((3e7, 1e9, 1e9))), case.fair)
+            for case in drawn.values()
+        )
+        found = ever_paced(cases, 8.0, drain_rate=chance.uniform(2e7, 1.5e8))
+        assert found <= {case.group.path for case in cases if case.fair}, cases
+        paced += bool(found)
+    assert paced >= 20
+
+
+def test_it_waits_for_a_commit_above_the_objective_or_a_limit_at_its_floor() -> None:
+    loose = policy(pace="auto")
+    loose = replace(loose, objective=replace(loose.objective, fsync_p99_s=5.0))
+    for asked, drain_rate, paced in (
+        (loose, 250e6, False), (loose, 40e6, True),  # 16 ms of it is the floor
+        (policy(pace="auto"), 250e6, True),
+    ):
+        host = plant(policy=asked, drain_rate=drain_rate, groups=[Group(related=NOBODY)])
+        assert any(decision.settings for decision in host.run_s(20.0)) is paced
+
+
+@pytest.mark.parametrize("dt_s", [0.5, 1.0])
+def test_a_pace_is_asked_for_with_the_first_slow_commits(dt_s: float) -> None:
+    host = plant(policy=policy(pace="auto"), dt_s=dt_s, groups=[Group(related=NOBODY)])
+    first = host.time_s
+    while not host.tick().settings:
+        assert host.time_s - first < 1.5  # R unknown: a second tick of a full cache
+    host.flooding = False
+    host.run_s(80.0)
+    host.flooding, first = True, host.time_s
+    while not host.memory.devices["sda"].drain.full_s:
+        first = host.time_s
+        decision = host.tick()
+    r = host.memory.devices["sda"].drain_rate or 0.0
+    assert sum(s.value for s in decision.settings) == pytest.approx(0.85 * r, rel=0.01)
+
+
+def test_why_names_who_is_paced_since_when_and_the_command_that_exempts_it() -> None:
+    host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)])
+    host.run_s(20.0)
+    told = said(host.tick())
+    assert "backup.service held at" in told and "paced for 1" in told
+    command = "systemctl set-property backup.service IOReadIOPSMax='/dev/block/8:0 1G'"
+    assert command in told
+    host.groups[0].foreign = (("8:16", "rbps=max wbps=max riops=1000000000 wiops=max"),)
+    assert not host.tick().settings and "IO limits of its own" in said(host.tick())
+
+
+def test_a_long_wait_for_pages_of_the_paced_ends_the_pace_at_once() -> None:
+    host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)])
+    host.run_s(10.0)
+    host.oldest_s = 0.29
+    assert host.tick().settings
+    host.oldest_s = 0.6
+    assert not host.tick().settings
+    assert "a sync waited 600 ms for pages of backup.service" in said(host.tick())
+
+
+# ---- what systemd says -------------------------------------------------------
+
+
+def test_related_are_units_before_and_after_and_those_of_its_socket(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {
+        "x.service": {"After": "a.service b.mount", "Before": "c.service",
+                      "TriggeredBy": "x.socket"},
+        "x.socket": {"Before": "x.service d.service"},
+    }
+    asked: List[str] = []
+
+    def run(argv: Sequence[str]) -> Ended:
+        asked.append(argv[-1])
+        of = shown[argv[-1]]
+        return Ended(0, "\n".join(f"{key}={of.get(key, '')}" for key in argv[3].split(",")), "")
+
+    def job(work: Work, limit_s: float, name: str) -> None:
+        work(run)
+
+    monkeypatch.setattr(unit_relations, "Job", job)
+    relations = UnitRelations()
+    assert relations.of("x.service", 0.0) is None
+    found = relations.of("x.service", AGAIN_S - 1)
+    assert found == ("a.service", "b.mount", "c.service", "d.service", "x.socket")
+    assert asked == ["x.service", "x.service", "x.socket"]
+    assert relations.of("x.service", AGAIN_S) == found and len(asked) == 6
