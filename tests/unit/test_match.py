@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
-from writebackd.policy import PolicyError, list_policies, load_policy, render, rules
+from writebackd.policy import PolicyError, list_policies, load_policy, rules
 from writebackd.policy.facts import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import Choice, choose, judge, rank
@@ -226,43 +226,15 @@ def test_the_reason_has_the_evidence_and_the_runner_up(tmp_path: Path) -> None:
     assert re.search(r"policies/etcd\.conf:\d+$", finding.origin)
 
 
-LEVERS = "[levers]\npace = on\n"
+@pytest.mark.parametrize("name", ["db-hwraid", "db-nvme", "db-ssd", "etcd", "hypervisor"])
+def test_a_class_that_nobody_named_paces_where_the_limit_fails(tmp_path: Path, name: str) -> None:
+    assert MADE_FOR[name](Host(tmp_path)).choice().policy.levers.pace == "auto"
 
 
-def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
-    choice = MADE_FOR["db-hwraid"](Host(tmp_path)).choice()
-    assert load_policy("db-hwraid", root=NOWHERE).levers.pace == "on"
-    assert choice.policy.levers.pace == "off"
-    assert choice.policy.chosen.startswith(
-        "without pace, for which --policy db-hwraid or a drop-in is needed; best match, 150"
-    )
-    shown = render(choice.policy)
-    assert re.search(
-        r"# held back \(on in .*db-hwraid\.conf:\d+\): the policy was not named\npace = off", shown
-    )
-
-
-@pytest.mark.parametrize("where", ["etc/writebackd/policies.d", "run/writebackd/policies.d"])
-def test_levers_that_a_site_asked_for_are_there_whoever_chose(tmp_path: Path, where: str) -> None:
-    drop_in = tmp_path / where / "db-hwraid.conf.d" / "a.conf"
-    drop_in.parent.mkdir(parents=True)
-    drop_in.write_text(LEVERS)
-    facts = read_facts(MADE_FOR["db-hwraid"](Host(tmp_path / "host")).tree.files)
-    choice = choose(facts, root=tmp_path)
-    assert choice.policy.levers.pace == "on"
-    assert choice.policy.chosen.startswith("best match")
-
-
-def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> None:
-    base = tmp_path / "usr/lib/writebackd/policies.d/default.conf"
-    base.parent.mkdir(parents=True)
-    base.write_text(LEVERS)
-    choice = choose(HostFacts(), root=tmp_path)
-    assert choice.policy.levers.pace == "off"
-    assert choice.policy.chosen == (
-        "without pace, for which --policy default or a drop-in is needed; "
-        "no policy fits this host"
-    )
+def test_elsewhere_nobody_is_paced_who_did_not_ask_for_it(tmp_path: Path) -> None:
+    paced = {"db-hwraid", "db-nvme", "db-ssd", "etcd", "hypervisor"}
+    for name in set(MADE_FOR) - paced:
+        assert load_policy(name, root=NOWHERE).levers.pace == "off", name
 
 
 def test_without_a_match_the_nearest_is_told(tmp_path: Path) -> None:

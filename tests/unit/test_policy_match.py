@@ -21,7 +21,7 @@ import samples
 import schema
 from checkout import ROOT
 from fake_host import Rig
-from fake_sysfs import RAID, VIRTIO, FakeSysfs
+from fake_sysfs import VIRTIO, FakeSysfs
 from writebackd.cli import ctl, doctor_checks
 from writebackd.cli import daemon_main as daemon_cli
 from writebackd.cli import policy as policy_cli
@@ -179,19 +179,6 @@ def test_show_effective_names_the_drop_in_that_a_value_is_from(run: Run, tmp_pat
     assert f"# {site}/a.conf:3\nfsync-p99 = 7ms" in out
 
 
-@pytest.mark.parametrize(
-    ("reason", "pace"),
-    [("without pace, ...; best match", "off"), ("named by --policy", "on")],
-)
-def test_show_of_a_running_daemon_is_what_it_has(
-    run: Run, monkeypatch: pytest.MonkeyPatch, reason: str, pace: str
-) -> None:
-    status = {"policy": "db-hwraid", "policy_reason": reason, "policy_files": []}
-    monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
-    assert f"\npace = {pace}\n" in run("show", "--effective")[1]
-    assert "\npace = on\n" in run("show", "--effective", "db-hwraid")[1]
-
-
 def test_show_of_a_daemon_with_a_policy_of_its_own_is_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,16 +213,6 @@ def test_show_of_a_daemon_with_a_policy_of_its_own_is_of_its_files(
     # One that is for every policy still may not tell policies apart.
     (tmp_path / "own" / "all.conf.d" / "a.conf").write_text("[policy]\nsummary = x\n")
     assert ctl.main(["policy", "show", "--effective"]) == USAGE
-
-
-def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
-    tree.text("/proc/cpuinfo", "flags : fpu")
-    tree.disk("sda", "8:0", RAID, rotational=True)
-    tree.scsi_host("host2", "megaraid_sas")
-    tree.process(7, "postgres", "0::/system.slice/postgresql.service")
-    out = run("match")[1]
-    assert out.startswith("db-hwraid fits: 150 points, 140 needed\n")
-    assert "  without pace, for which --policy db-hwraid or a drop-in is needed\n" in out
 
 
 def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:

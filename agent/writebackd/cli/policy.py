@@ -29,7 +29,7 @@ from writebackd.policy import (
 )
 from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.load import unresolved
-from writebackd.policy.match import NAMED, Choice, Verdict, choose, without_unwanted_pace
+from writebackd.policy.match import Choice, Verdict, choose
 from writebackd.policy.timetable import Open, read_timetable
 
 if TYPE_CHECKING:
@@ -150,10 +150,8 @@ def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     files = list(map(Path, status["policy_files"]))
     if files and config_dir is None:
         # By name it would not be found, or another, where it is a file or has its own directory.
-        policy = load_files(str(status["policy"]), _still_there(files))
-    else:
-        policy = load_policy(str(status["policy"]), config_dir)
-    return policy if status["policy_reason"] == NAMED else without_unwanted_pace(policy)
+        return load_files(str(status["policy"]), _still_there(files))
+    return load_policy(str(status["policy"]), config_dir)
 
 
 def _still_there(files: Sequence[Path]) -> List[Path]:

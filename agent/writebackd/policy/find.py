@@ -38,13 +38,6 @@ def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Pat
     return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
 
 
-def is_shipped(origin: str, root: Path = Path("/")) -> bool:
-    """Whether an origin (``file:line``) is in a file of the program or the distribution."""
-    path = Path(origin.rpartition(":")[0]).resolve()
-    shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
-    return any(each.resolve() in path.parents for each in shipped)
-
-
 def unsafe(files: Iterable[str]) -> List[str]:
     """Files of a policy that users other than root may change, each with the remedy.
 

@@ -14,7 +14,7 @@ from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple
 from writebackd.types.quantities import Number
 
 from .facts import DiskFacts, HostFacts
-from .find import is_shipped, misplaced, search_dirs, unsafe
+from .find import misplaced, search_dirs, unsafe
 from .keys import KEYS
 from .load import DEFAULT_NAME, load_all, load_policy
 from .rules import MemoryRule, Rule
@@ -141,12 +141,10 @@ def choose(
         policy = loaded[best.name].policy
     kept = best is not None and best != judge(policy, facts)
     reason = f"{'kept from before: ' if kept else ''}{_reason(verdicts, best)}"
-    policy = without_unwanted_pace(policy, root)
     # What is missing comes first: `status` has one line for it all.
     wrong = sorted([*wrong, *distrusted])
-    parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
-    parts += [policy.chosen] if policy.chosen else []
-    policy = replace(policy, chosen="; ".join([*parts, reason]))
+    missing = f"skipped because of errors: {_few(wrong)}; " if wrong else ""
+    policy = replace(policy, chosen=missing + reason)
     return Choice(policy, tuple(verdicts), skipped)
 
 
@@ -161,22 +159,6 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
     return reason
-
-
-def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
-    """The policy for a host that did not name it: without a pace only shipped files want.
-
-    Pacing changes other people's units; that a host looks like a class is no permission.
-    """
-    origin = policy.origins["levers", "pace"]
-    if policy.levers.pace != "on" or not is_shipped(origin, root):
-        return policy
-    held = f"held back (on in {origin}): the policy was not named"
-    return replace(
-        policy, levers=replace(policy.levers, pace="off"),
-        origins={**policy.origins, ("levers", "pace"): held},
-        chosen=f"without pace, for which --policy {policy.name} or a drop-in is needed",
-    )  # fmt: skip
 
 
 def _with_services(verdict: Verdict) -> Verdict:
