@@ -628,14 +628,23 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_tries_again_in_ten_minu
     assert tries(host, 200) == 1
 
 
-def test_a_window_without_a_sync_says_nothing() -> None:
+def test_nobody_is_paced_five_seconds_after_the_last_commit() -> None:
     host = plant()
-    while not host.paced:
-        host.tick()
-    host.syncing = False  # as demand it counts for longer than a window
-    assert all(decision.settings for decision in host.run(14))
-    host.syncing = True
-    assert all(decision.settings for decision in host.run(20))
+    host.run_s(60.0)
+    host.syncing = False
+    decisions = host.run_s(10.0)
+    held = [bool(decision.settings) for decision in decisions]
+    assert held == [True] * 4 + [False] * 6
+    assert "pace released: nobody commits" in said(decisions[4])
+
+
+def test_between_rare_commits_the_pace_holds() -> None:
+    host = plant()
+    host.run_s(60.0)
+    for _ in range(5):  # one every five seconds
+        for syncing in (False, False, False, False, True):
+            host.syncing = syncing
+            assert host.tick().settings
 
 
 def test_a_flood_that_comes_back_is_held_at_once() -> None:

@@ -12,6 +12,7 @@ from writebackd.control import reasons
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.control.pacing.scene import Scene
 from writebackd.estimate.drain import small_writes
+from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
@@ -98,6 +99,16 @@ class PaceTick:
         return bool(self.wants) and all(estimate.demand_known for estimate in estimates)
 
     @cached_property
+    def committing(self) -> bool:
+        """Whether a sync ended within twice their usual gap, at least RELEASE_S."""
+        for want in self.wants if self.demand else ():
+            last_s, gap_s, *_ = self.memory.devices[want.name].last_demand or (self.now_s, 0.0)
+            hold_s = self.policy.objective.demand_hold_s
+            if self.now_s - last_s < held_s(hold_s, False, gap_s):
+                return True
+        return False
+
+    @cached_property
     def objective_s(self) -> float:
         return min((want.basis.objective_s for want in self.wants if want.basis), default=0.0)
 
@@ -166,7 +177,7 @@ class PaceTick:
     # ---- not paced yet -----------------------------------------------------
 
     def _consider(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
-        if not (self.flooded and self.demand and self.drain_rate):
+        if not (self.flooded and self.committing and self.drain_rate):
             return memory, ()
         if self.now_s < memory.barred_until_s:
             return memory, (f"not paced: {memory.barred_why}",)
@@ -197,8 +208,8 @@ class PaceTick:
 
     def _over(self, memory: PaceMemory) -> str:
         """Why there is nothing to pace any more; empty if there is."""
-        if not self.demand and self.now_s >= self.memory.hold_until_s:
-            return "no sync demand"
+        if not self.committing and self.now_s >= self.memory.hold_until_s:
+            return "nobody commits"
         if self.now_s - memory.wrote_s > QUIET_S:
             return "flood over"
         flooding, refused = self._flooding(memory)
