@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from writebackd import formats
 from writebackd.control import reasons
 from writebackd.control.device_decision import kernel_floor_bytes
-from writebackd.control.pacing.scene import Scene
+from writebackd.control.pacing.index import TickIndex
 from writebackd.estimate.drain import small_writes
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
@@ -71,7 +71,7 @@ class PaceTick:
         self,
         policy: Policy,
         memory: Memory,
-        scene: Scene,
+        scene: TickIndex,
         estimates: Mapping[str, Estimate],
         domain: Domain,
         wants: Mapping[str, DeviceDecision],

@@ -17,7 +17,7 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from writebackd.control.pacing.domain import Domain, PaceTick, limit_bytes
 from writebackd.control.pacing.exclusions import SYNCED_LATELY_S
-from writebackd.control.pacing.scene import Scene
+from writebackd.control.pacing.index import TickIndex
 from writebackd.estimate.drain import unpriced
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
@@ -61,7 +61,7 @@ def pace(
     changed = {want.name: want for want in wants}
     settings: List[Setting] = []
     paces: Dict[str, PaceMemory] = {}
-    scene = Scene(policy, memory, sample)
+    scene = TickIndex(policy, memory, sample)
     for domain in _domains(sample):
         known = memory.paces.get(domain.devno, PaceMemory())
         now, notes = PaceTick(policy, memory, scene, estimates, domain, changed).decide(known)

@@ -14,7 +14,7 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.samples import CgroupSample, Sample
 
 
-class Scene:
+class TickIndex:
     """Devices by name, cgroups by path, and the bytes cgroups wrote by disk."""
 
     def __init__(self, policy: Policy, memory: Memory, sample: Sample) -> None:
