@@ -28,7 +28,7 @@ from .rig import Rig
 
 DISK = "raid-512M-bbu"
 HELD = 0.8  # of the drain rate
-DRAIN_S = 3.0  # of the held flood, that the wide limit is worth
+DRAIN_S = 0.25  # of the held flood, that the wide limit is worth
 TIGHT = 2 << 20
 SETTLE_S, EACH_S = 6.0, 4.0
 LIMIT_S = 1200
