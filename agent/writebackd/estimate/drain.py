@@ -33,6 +33,7 @@ from writebackd.tuning import (
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
+    MARK_PACED,
     MOST_S,
     PRICE_S,
     QUEUED_BYTES,
@@ -183,7 +184,8 @@ def update_drain(
     if r is None:
         r = pace  # of the run before, which knew R
     own = pace is not None or is_in_force(limit_bytes, memory)
-    d = _looked(writes, sample.sync, memory, own, r is None, no_room, dt_s)
+    mark = MARK if pace is None else MARK_PACED
+    d = _looked(writes, sample.sync, memory, own, r is None, no_room, mark, dt_s)
     memory = with_first_flood(memory, writes.rate, dt_s)
     if not own:
         return _under_limit_as_found(memory, d, writes.background_rate, limit_bytes, dt_s)
@@ -205,7 +207,7 @@ def update_drain(
 
 def _looked(
     writes: Writes, sync: SyncSample, memory: DeviceMemory, own: bool, unknown: bool,
-    no_room: bool, dt_s: float,
+    no_room: bool, mark: float, dt_s: float,
 ) -> Drain:
     """Update smoothed rates, whether and for how long the cache is full, and its full rates."""
     d, rate, weight = memory.drain, writes.background_rate, min(1.0, dt_s / FOLLOW_S)
@@ -214,7 +216,7 @@ def _looked(
     slow = d.slow_share
     if share is not None:
         slow += (share - slow) * min(1.0, dt_s)
-    full = no_room or slow > MARK
+    full = no_room or slow > mark
     # A tick without a sync shows nothing: only ticks that do count.
     seen_s = dt_s if share is not None or full != (d.full_s > 0) else 0.0
     full_s, room_s = (d.full_s + seen_s, 0.0) if full else (0.0, d.room_s + seen_s)

@@ -27,7 +27,7 @@ from writebackd.types.samples import DeviceSample, HostInfo
 BARRED_S = 600.0
 # Seconds.  Dirty limit under a pace, in seconds of the pace: sync(2), a filesystem freeze and ext4
 # commits wait that long.
-WIDE_S = 0.25
+WIDE_S = 0.125
 # Seconds.  A single sync that waits for a paced cgroup's pages for longer ends the pace; a shorter
 # one is over before systemd has let go.
 LONGEST_S = 0.3
