@@ -20,7 +20,7 @@ import samples
 import schema
 from fake_host import Rig
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
-from writebackd.commands import SetMode
+from writebackd.commands import set_mode
 from writebackd.kernel.map_readers import Reading
 from writebackd.policy.timetable import Open
 from writebackd.report.control_server import Shared
@@ -367,7 +367,7 @@ def test_what_observe_would_write_is_not_counted(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     started_s = rig.wall
-    rig.daemon.apply(SetMode(Mode.OBSERVE))
+    rig.daemon.apply(set_mode(Mode.OBSERVE))
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)
