@@ -108,7 +108,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                " \"sysctl\")", "each.original"),
     ],
     "test_with_a_damaged_ledger_the_limits_found_first_come_back": [
-        Mutant("actuate/first_found.py", "        if first is None:\n", "        if True:\n"),
+        Mutant("actuate/ledger.py", "        if first is None:\n", "        if True:\n"),
     ],
     "test_in_a_read_only_run_it_restores_and_complains_then": [
         Mutant("actuate/ledger_restore.py", ", *([stays] if stays else ())", ""),
@@ -121,7 +121,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     ],
     "test_what_one_in_another_namespace_left_is_no_original": [
         Mutant("actuate/host_lock.py", "    if not record.exists() or not", "    if not"),
-        Mutant("actuate/first_found.py",
+        Mutant("actuate/ledger.py",
                "            os.setxattr(files.path(_SYSFS), _PREFIX + name, value)\n",
                "            pass\n"),
     ],
@@ -135,7 +135,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "self._fds.append(take_lock(runtime_dir, self._dir / HOST_LOCK))", "pass"),
     ],
     "test_what_was_found_first_comes_back_after_all": [
-        Mutant("actuate/first_found.py", "    if first_found(files) is None:\n", "    if True:\n"),
+        Mutant("actuate/ledger.py", "    if first_found(files) is None:\n", "    if True:\n"),
     ],
     "test_a_damaged_file_counts_as_lost": [
         Mutant(LEASE, "if line is None or line.epoch != self._epoch:",
@@ -145,7 +145,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(WATCHER, "elif now_s >= self._again_s:", "elif False:"),
     ],
     "test_a_queue_that_hangs_has_one_child_however_often_it_is_tried": [
-        Mutant("actuate/child_jobs.py", "CHILD_LIMIT_S = 5.0", "CHILD_LIMIT_S = 500.0"),
+        Mutant("actuate/lever_plan.py", "CHILD_LIMIT_S = 5.0", "CHILD_LIMIT_S = 500.0"),
     ],
     "test_samples_are_timed_by_the_boot_clock": [
         Mutant(DAEMON, "time.clock_gettime(time.CLOCK_BOOTTIME)", "time.time()"),
@@ -261,7 +261,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(CGROUPS, "latest[:MOST_PATHS]", "latest"),
     ],
     "test_filesystems_that_were_synced_once_leave_room_for_a_disk": [
-        Mutant("kernel/full_tables.py", "- table.max_entries // 2\n", "- table.max_entries\n"),
+        Mutant("kernel/bpf_layout.py", "- table.max_entries // 2\n", "- table.max_entries\n"),
     ],
     "test_a_known_disk_never_leaves_the_table_of_syncs": [
         Mutant(READERS, "enumerate(self._last) if not known(_name(key))}",
@@ -271,7 +271,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("kernel/sampler.py", " and not reading.syncs_lost", ""),
     ],
     "test_of_too_many_active_threads_the_smallest_are_taken_out": [
-        Mutant("kernel/full_tables.py", "heapq.nsmallest(", "heapq.nlargest("),
+        Mutant("kernel/bpf_layout.py", "heapq.nsmallest(", "heapq.nlargest("),
     ],
     "test_of_too_many_cgroups_those_with_the_most_syncs_stay": [
         Mutant(READERS, "ranks[key] = (grown, last_ns)", "ranks[key] = (0, last_ns)"),

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.first_found import first_found
+from writebackd.actuate.ledger import first_found
 from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import released
 from writebackd.estimate.learned import forgotten

@@ -15,11 +15,11 @@ from writebackd.kernel.conflicting_tools import (
 )
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
+from writebackd.kernel.mounts import open_uevents
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
-from writebackd.kernel.uevents import open_uevents
 from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.report.attribution import name_writers

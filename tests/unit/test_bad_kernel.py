@@ -22,9 +22,9 @@ from fake_host import FakeProbe, Rig, no_trace
 from test_cgroup_index import FakeMap
 from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module
+from writebackd.kernel.bpf_layout import LossCounters
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.full_tables import LossCounters
 from writebackd.kernel.hooks import THROTTLED, Choice
 from writebackd.kernel.map_readers import (
     BlockReader,

@@ -13,8 +13,8 @@ import pytest
 from fake_host import FakeHost, FakeProbe
 from test_cgroup_index import DISK, FakeMap, sync_returns
 from writebackd.kernel import bpf_layout
+from writebackd.kernel.bpf_layout import LossCounters, Losses
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits, Sleep
-from writebackd.kernel.full_tables import LossCounters, Losses
 from writebackd.kernel.hooks import THROTTLED, Choice
 from writebackd.kernel.map_readers import Reading, SyncReader, TaskReader
 from writebackd.kernel.probe import BpfProbe

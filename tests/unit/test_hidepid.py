@@ -15,9 +15,9 @@ from writebackd.cli.client import NoDaemon
 from writebackd.cli.exit_codes import BAD_NEWS
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid, hiding, unseen
-from writebackd.policy.facts import HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import judge
+from writebackd.policy.rules import HostFacts
 from writebackd.report.status_answer import status_json
 
 

@@ -159,7 +159,7 @@ def test_a_write_that_went_out_behind_the_watcher_is_put_back_in_the_same_tick(r
 def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("writebackd.actuate.first_found.first_found", lambda files: None)
+    monkeypatch.setattr("writebackd.actuate.ledger.first_found", lambda files: None)
     run_out(rig)
     ledger = rig.runtime_dir / "ledger.json"
     text = ledger.read_text()

@@ -16,9 +16,9 @@ from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.policy import PolicyError, list_policies, load_policy, render, rules
-from writebackd.policy.facts import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import Choice, choose, judge, rank
+from writebackd.policy.rules import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.types.storage import Device
 
 GIB = 1 << 30

@@ -19,11 +19,10 @@ from writebackd.policy import load_policy
 from writebackd.policy.keys import Protect
 from writebackd.policy.schema import Policy
 from writebackd.tuning import EVERY_S, SPEND
-from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.core_memory import Cap, Memory, PaceMemory
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import CgroupControl, CgroupSample, DeviceSample, Sample
 
 NOW = 1000.0

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.find import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.keys import KEYS, Key
+from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import Policy
 from writebackd.tuning import SPEND

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
-from writebackd.actuate.first_found import load_or_first
-from writebackd.actuate.ledger import Ledger, LedgerError, load, save_lent, set_aside
+from writebackd.actuate.ledger import Ledger, LedgerError, load, load_or_first, save_lent, set_aside
 from writebackd.actuate.lever_registry import say
 from writebackd.actuate.lever_writer import Levers
 from writebackd.actuate.lock import AlreadyRunning, is_locked, open_private

@@ -10,13 +10,11 @@ import time
 from dataclasses import replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.actuate.child_jobs import ChildJobs, ChildWrite
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry
-from writebackd.actuate.lever_plan import Planner, Refusals, of_bdis
-from writebackd.actuate.lever_registry import LeverRegistry, say, together
+from writebackd.actuate.lever_plan import ChildJobs, ChildWrite, Planner, Refusals, of_bdis
+from writebackd.actuate.lever_registry import LeverRegistry, SelfTests, say, together
 from writebackd.actuate.outcome import Change, RestoreOutcome, explain
-from writebackd.actuate.self_test import SelfTests
 from writebackd.kernel import lever_files
 from writebackd.kernel.child_process import ChildError, Ended, Run, Work
 from writebackd.kernel.files import KernelFiles

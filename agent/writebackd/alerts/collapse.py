@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from writebackd.alerts import array_state, messages
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import AlertName, Cause, Culprit, Severity
 from writebackd.alerts.baseline import RATE_FALLS_S, committers
 from writebackd.alerts.cause import (
@@ -53,7 +53,7 @@ ENOUGH_RATE = 5.0
 
 def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Add this tick to the incident, if there is one, and raise the alert once it is certain."""
-    incident, bad = health.collapse, suspicious(view, health)
+    tick, incident, bad = view.tick, health.collapse, suspicious(view, health)
     if incident is None and not bad:
         if _is_well(view, health):
             view.well(AlertName.COLLAPSE)
@@ -64,14 +64,14 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     if is_over(incident):
         return replace(health, collapse=None)
     health = replace(health, collapse=incident)
-    cause = array_state.cause(view, cause_of(incident, health, view.tick.core))
+    cause = messages.likeliest(tick, view.name, cause_of(incident, health, tick.core))
     if not _is_collapse(view, health, incident, cause):
         return health
     usual = _usual(health, _of_spell(view, health, incident))
     if cause is Cause.WRITE_THROUGH and usual is not None:
-        view.tick.tell(cache_alert(view, health, incident, usual))
+        tick.tell(cache_alert(view, health, incident, usual))
         return health
-    culprits, limit, tick = culprits_of(incident, cause), "", view.tick
+    culprits, limit = culprits_of(incident, cause), ""
     setters: Tuple[Culprit, ...] = ()
     if cause is Cause.THROTTLED_WRITER:
         cap = tick.core.caps.get(view.name)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from writebackd.alerts import array_state, messages
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import AlertName
 from writebackd.alerts.cause import cause_of, culprits_of
 from writebackd.alerts.detector_memory import DeviceHealth
@@ -21,7 +21,7 @@ def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Dev
     if incident.good_s >= INCIDENT_ENDS_S or not tick.protects:
         return replace(health, exhausted=None)
     if incident.lasted_s >= EXHAUSTED_S:
-        cause = array_state.cause(view, cause_of(incident, health, tick.core))
+        cause = messages.likeliest(tick, view.name, cause_of(incident, health, tick.core))
         tick.tell(alert_of(
             incident, view, health, AlertName.EXHAUSTED, cause,
             messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes),

@@ -65,9 +65,7 @@ def _done_now(alert: Alert, tick: TickView) -> Alert:
     """The alert with what is done now: mode and limit may have changed since it was raised."""
     if alert.device is None or alert.cause not in messages.LIMITED:
         return alert
-    return replace(alert, done=messages.done(
-        alert.device, alert.cause, tick.decision, tick.core, tick.in_force
-    ))  # fmt: skip
+    return replace(alert, done=messages.done(tick, alert.device, alert.cause))
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:

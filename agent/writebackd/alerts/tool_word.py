@@ -62,7 +62,7 @@ def battery_tests(tick: TickView) -> None:
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Update for how long, or how often, the device has not behaved as the tools report."""
-    here = [backing for backing in view.tick.sample.backings if backing.device == view.name]
+    here = view.tick.backings_of(view.name)
     health = _size(view, _mode(view, health, here), here)
     if not health.mismatch_s:
         view.well(AlertName.CACHE_MISMATCH)

@@ -33,8 +33,7 @@ from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info
 from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
-from writebackd.policy.find import misplaced, search_dirs, unsafe
-from writebackd.policy.load import load_all
+from writebackd.policy.load import load_all, misplaced, search_dirs, unsafe
 from writebackd.storage import report_file
 from writebackd.storage.backing_watch import is_stale, look_at_arrays, slept
 from writebackd.storage.raid_tools import installed

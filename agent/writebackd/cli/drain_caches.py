@@ -9,7 +9,7 @@ from typing import Mapping, Optional, Sequence, Set
 from writebackd import formats
 from writebackd.cli.drain_children import Child
 from writebackd.cli.status_screen import Answer, clean
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_disks
 from writebackd.paths import CACHES

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
+from writebackd.estimate.cache_size import TrueFill, true_fills, with_true_fill
 from writebackd.estimate.drain import measure_writes, update_drain, written_by
 from writebackd.estimate.hung_device import track_hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.estimate.sync_demand import demand_of, unwaited_syncs, update_baseline
-from writebackd.estimate.true_fill import TrueFill, true_fills, with_true_fill
 from writebackd.policy.schema import Policy
 from writebackd.tuning import BURST_S, BUSY_SHARE, CACHE_S, GAP_S, SHARE_HALF_S, SHARE_LEAST, USES
 from writebackd.types.copying import replace

@@ -13,10 +13,10 @@ from typing import List, Optional, Sequence, Set, Tuple
 
 from writebackd.formats import printable
 from writebackd.kernel.cgroup_io_max import memberships
-from writebackd.kernel.drivers import Drivers
+from writebackd.kernel.disk_identity import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid, hiding
-from writebackd.policy.facts import DiskFacts, HostFacts
+from writebackd.policy.rules import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
 # Cgroups with systems of their own below, or a user's: what runs there is not the host's. A

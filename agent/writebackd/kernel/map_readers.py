@@ -16,8 +16,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel import bpf_layout, libbpf
+from writebackd.kernel.bpf_layout import make_room
 from writebackd.kernel.commit_waits import Sleep
-from writebackd.kernel.full_tables import make_room
 from writebackd.kernel.lever_writers import command_line
 from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram

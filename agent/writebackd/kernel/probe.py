@@ -20,10 +20,10 @@ from typing import Collection, Dict, List, Optional, Sequence, Tuple, Type, Unio
 
 from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
 from writebackd.kernel.bcc_object import BccObject
+from writebackd.kernel.bpf_layout import LossCounters
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.full_tables import LossCounters
 from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,

@@ -19,15 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.disk_identity import (
+    Drivers,
     leaf_identity,
     links_of,
     stacked_identity,
     volume_identity,
 )
-from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
-from writebackd.kernel.uevents import Uevents
+from writebackd.kernel.mounts import Mount, MountWatch, Uevents, read_mounts
 from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,9 @@ from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple
 
 from writebackd.types.quantities import Number
 
-from .facts import DiskFacts, HostFacts
-from .find import is_shipped, misplaced, search_dirs, unsafe
 from .keys import KEYS
-from .load import DEFAULT_NAME, load_all, load_policy
-from .rules import MemoryRule, Rule
+from .load import DEFAULT_NAME, is_shipped, load_all, load_policy, misplaced, search_dirs, unsafe
+from .rules import DiskFacts, HostFacts, MemoryRule, Rule
 from .schema import Policy
 from .units import format_size
 

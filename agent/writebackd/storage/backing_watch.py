@@ -8,7 +8,7 @@ import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file

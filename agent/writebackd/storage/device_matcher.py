@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from writebackd.kernel.drivers import Drivers
+from writebackd.kernel.disk_identity import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.storage.raid_types import Controller, Volume
 from writebackd.types.storage import Backing, Device

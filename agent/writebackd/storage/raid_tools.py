@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
-from writebackd.kernel.bounded_output import output_of
+from writebackd.kernel.child_process import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
