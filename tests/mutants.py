@@ -220,7 +220,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                " _HANGS_S:", "        if False:"),
     ],
     "test_a_queue_that_cannot_be_read_holds_nobody_up": [
-        Mutant("kernel/slow_files.py", "        _hanging[home] = thread\n", ""),
+        Mutant("kernel/child_process.py", "        _hanging[home] = thread\n", ""),
     ],
     "test_a_trace_is_told_without_a_look_at_the_sources": [
         Mutant("cli/daemon_main.py", "        self.setFormatter(_Frames())", "        pass"),
@@ -368,7 +368,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("kernel/child_process.py", "_USE_VFORK = False", "_USE_VFORK = True"),
     ],
     "test_a_probe_opened_again_holds_nobody_up_and_knows_the_sync_that_is_stuck": [
-        Mutant("kernel/reprobe.py", "renewed.go_on_from(probe)", "pass"),
+        Mutant("host_monitor.py", "renewed.go_on_from(probe)", "pass"),
     ],
     "test_a_sync_of_a_process_that_proc_hides_stays": [
         Mutant(READERS, "        os.kill(tid, 0)\n    except ProcessLookupError:\n",
@@ -394,7 +394,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(f"{UNITS}.service", "ReadWritePaths=/proc/sys/vm /sys/", "ReadWritePaths=/sys/"),
     ],
     "test_stopped_while_it_stands_still": [
-        Mutant("kernel/signals.py", "self.stop = signal.Signals(number).name", "pass"),
+        Mutant("event_loop.py", "self.stop = signal.Signals(number).name", "pass"),
     ],
     "test_killed": [Mutant(f"{UNITS}.service", "Restart=on-failure\n", "Restart=no\n")],
     "test_both_killed": [

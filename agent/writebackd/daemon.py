@@ -29,12 +29,11 @@ from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.commands import Command, Commands, overdue, set_mode
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimator import estimate
-from writebackd.event_loop import EventLoop
+from writebackd.event_loop import EventLoop, Signals
 from writebackd.host_monitor import HostMonitor, linked
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory_lock import collect_seldom
-from writebackd.kernel.signals import Signals
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, ORDERS, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy

@@ -21,9 +21,9 @@ from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import ActiveAlert, Key
 from writebackd.alerts.lifecycle import hidden
 from writebackd.host_monitor import HostMonitor
-from writebackd.kernel.cmdlines import CommandLines
+from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.self_usage import Usage
+from writebackd.kernel.memory_lock import Usage
 from writebackd.kernel.vm import LEVERS
 from writebackd.notify import Routes
 from writebackd.policy import Policy

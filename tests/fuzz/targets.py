@@ -18,16 +18,15 @@ from writebackd.kernel.vm import LEVERS, host_info, read_state
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.load import load_all, render
 from writebackd.policy.match import judge
+from writebackd.policy.reload import Timetable
 from writebackd.policy.rules import HostFacts
 from writebackd.policy.schema import Policy
-from writebackd.policy.timetable import Timetable
 from writebackd.report import control_server, learned_store
 from writebackd.report.control_server import RequestError, size_argument, text_argument
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
 from writebackd.storage import report_file as raid_report
-from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
-from writebackd.storage.tool_output import text_of
+from writebackd.storage.tool_output import Controller, ToolError, text_of
 from writebackd.types.storage import Device
 
 

@@ -15,8 +15,8 @@ from writebackd.paths import CACHES
 from writebackd.storage import collector, report_file
 from writebackd.storage.backing_watch import look_at_caches, together
 from writebackd.storage.collector import ASK_ALL_S, follow, main
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport
+from writebackd.storage.tool_output import ToolError
 from writebackd.types.storage import Backing, CacheMode, Device, Threshold
 
 MIB = 1 << 20

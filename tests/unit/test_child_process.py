@@ -12,7 +12,7 @@ from typing import Optional
 
 import pytest
 
-from writebackd.kernel import slow_files
+from writebackd.kernel import child_process
 from writebackd.kernel.child_process import ChildError, Job, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 
@@ -127,8 +127,8 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     def read() -> None:
         for _ in range(3):
             with pytest.raises(OSError, match="busy"):
-                slow_files.read(files, queue("sda"), "nr_requests")
-            other = slow_files.read(files, queue("sdb"), "nr_requests")
+                child_process.read(files, queue("sda"), "nr_requests")
+            other = child_process.read(files, queue("sdb"), "nr_requests")
             seen.append((other, threading.active_count()))
 
     tick = threading.Thread(target=read, daemon=True)
@@ -137,9 +137,9 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     assert not tick.is_alive() and [text for text, _ in seen] == ["64"] * 3
     assert len({threads for _, threads in seen}) == 1, "each try leaves a thread more"
     stuck.write_text("32\n")
-    slow_files._hanging[str(stuck.parent)].join(10.0)
+    child_process._hanging[str(stuck.parent)].join(10.0)
     queue_file(tmp_path, "sda", "16\n")
-    assert slow_files.read(files, queue("sda"), "nr_requests") == "16"
+    assert child_process.read(files, queue("sda"), "nr_requests") == "16"
 
 
 def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
     before = threading.active_count()
     for disk in disks * 2:
         with pytest.raises(OSError, match="busy"):
-            slow_files.read(files, queue(disk), "nr_requests")
+            child_process.read(files, queue(disk), "nr_requests")
     assert threading.active_count() - before <= 8
-    for home, thread in list(slow_files._hanging.items()):
+    for home, thread in list(child_process._hanging.items()):
         (Path(home) / "nr_requests").write_text("32\n")
         thread.join(10.0)
     queue_file(tmp_path, disks[-1], "64\n")
-    assert slow_files.read(files, queue(disks[-1]), "nr_requests") == "64"
+    assert child_process.read(files, queue(disks[-1]), "nr_requests") == "64"

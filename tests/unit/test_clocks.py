@@ -19,8 +19,7 @@ from writebackd.actuate import lease, watcher
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.lock import open_private
 from writebackd.actuate.watcher import Watcher
-from writebackd.event_loop import EventLoop
-from writebackd.kernel.signals import Signals
+from writebackd.event_loop import EventLoop, Signals
 from writebackd.paths import LEASE, WATCH
 
 

@@ -20,7 +20,7 @@ from writebackd.actuate.lock import AlreadyRunning, open_private
 from writebackd.actuate.watcher import Watcher
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.daemon import Daemon
-from writebackd.kernel.signals import Signals
+from writebackd.event_loop import Signals
 from writebackd.paths import LEASE
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy

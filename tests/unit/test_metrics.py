@@ -22,7 +22,7 @@ from fake_host import Rig
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.commands import set_mode
 from writebackd.kernel.map_readers import Reading
-from writebackd.policy.timetable import Open
+from writebackd.policy.reload import Open
 from writebackd.report.control_server import Shared
 from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, metrics_json, render
 from writebackd.report.snapshot import Snapshot

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""COLLAPSE: the sync rate falls far below its baseline while syncs are slow."""
+"""COLLAPSE: the sync rate falls far below its baseline while syncs are slow.
+
+EXHAUSTED: the limit is at its floor and commits still miss the objective.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from writebackd.alerts.cause import (
 from writebackd.alerts.degraded import cache_alert
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
 from writebackd.alerts.foreign import writers
-from writebackd.alerts.incident import alert_of, extended, is_lasting, is_over
+from writebackd.alerts.incident import INCIDENT_ENDS_S, alert_of, extended, is_lasting, is_over
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
@@ -203,3 +206,22 @@ def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
     usual = _usual(health, syncs)
     # If none has returned yet, one pending sync has written all of it.
     return usual is None or size_class(max(1, syncs.done), syncs.size_bytes) > usual.size
+
+
+EXHAUSTED_S = 60.0
+
+
+def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
+    """Add this tick to the device's incident; raise EXHAUSTED when that has lasted."""
+    tick = view.tick
+    incident = extended(health.exhausted, view, at_the_bound, EXHAUSTED_S / 2)
+    if incident.good_s >= INCIDENT_ENDS_S or not tick.protects:
+        return replace(health, exhausted=None)
+    if incident.lasted_s >= EXHAUSTED_S:
+        cause = messages.likeliest(tick, view.name, cause_of(incident, health, tick.core))
+        tick.tell(alert_of(
+            incident, view, health, AlertName.EXHAUSTED, cause,
+            messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes),
+            culprits=culprits_of(incident, cause),
+        ))  # fmt: skip
+    return replace(health, exhausted=incident)

@@ -15,10 +15,9 @@ from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import commits, followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.cause import BEFORE_S
-from writebackd.alerts.collapse import collapse, suspicious
+from writebackd.alerts.collapse import collapse, exhausted, suspicious
 from writebackd.alerts.degraded import beside_flood, degraded, recovering
 from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth, HeavyTick
-from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.alerts.lifecycle import uninhibited, update_active
 from writebackd.alerts.stall import stall

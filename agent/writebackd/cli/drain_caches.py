@@ -14,8 +14,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_disks
 from writebackd.paths import CACHES
 from writebackd.storage.backing_watch import is_stale
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import read
+from writebackd.storage.tool_output import ToolError
 from writebackd.types.storage import CACHES_OF_THE_KERNEL
 
 _FILES = KernelFiles()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-from writebackd.kernel import bdi, cgroup_io_max, slow_files
+from writebackd.kernel import bdi, cgroup_io_max, child_process
 from writebackd.kernel.child_process import Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import LeverKind, Setting
@@ -107,7 +107,7 @@ def read(files: KernelFiles, lever: Lever) -> str:
     if lever.kind is LeverKind.PACE:
         return cgroup_io_max.read(files, lever.target, lever.name)
     if lever.kind in SLOW:
-        text = slow_files.read(files, SLOW[lever.kind](lever.target), lever.name)
+        text = child_process.read(files, SLOW[lever.kind](lever.target), lever.name)
     else:
         text = files.read(_path(lever))
     if not re.fullmatch("[0-9]{1,20}", text):

@@ -14,8 +14,8 @@ from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.linux_storage import MDSTAT, parse_mdstat
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import STALE_S, CollectorReport
+from writebackd.storage.tool_output import ToolError
 from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0

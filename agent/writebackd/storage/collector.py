@@ -23,8 +23,8 @@ from writebackd.storage import linux_storage, report_file
 from writebackd.storage.backing_watch import is_stale
 from writebackd.storage.device_matcher import stamped
 from writebackd.storage.raid_tools import LIMIT_S, find, kinds, mapped, question, search_path
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
+from writebackd.storage.tool_output import ToolError
 
 # Another tool for the same controllers says the same, and each question costs the firmware time;
 # where the controller is what hangs, it would hang there too.

@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequen
 
 from writebackd.kernel.disk_identity import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import Backing, Device
 
 # The drivers that a tool's controllers have, for those that do not say where they are.

@@ -13,8 +13,16 @@ from dataclasses import replace
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, ToolError, Volume
-from writebackd.storage.tool_output import MOST_VOLUMES, possible, share, size_bytes, whole
+from writebackd.storage.tool_output import (
+    MOST_VOLUMES,
+    Controller,
+    ToolError,
+    Volume,
+    possible,
+    share,
+    size_bytes,
+    whole,
+)
 from writebackd.types.storage import ArrayWork, CacheMode, Threshold
 
 MDSTAT = "/proc/mdstat"

@@ -15,9 +15,15 @@ from writebackd.kernel.child_process import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
-from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import Tool
-from writebackd.storage.tool_output import MOST_BYTES, MOST_NAME, complaint, text_of
+from writebackd.storage.tool_output import (
+    MOST_BYTES,
+    MOST_NAME,
+    Controller,
+    ToolError,
+    complaint,
+    text_of,
+)
 from writebackd.storage.tool_table import Table
 
 # A busy controller with 200 disks answers `show all` within 20 s.

@@ -24,8 +24,7 @@ from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_h
 from writebackd import __version__
 from writebackd.formats import printable
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, ToolError
-from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, read_json
+from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, Controller, ToolError, read_json
 
 VERSION = 1
 # 64 controllers with 1 024 volumes each would be 5 MB; no host has that many of both.

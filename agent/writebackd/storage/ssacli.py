@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, Protection
 
 COMMANDS = (("ctrl", "all", "show", "config", "detail"),)

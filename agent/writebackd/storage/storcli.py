@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from writebackd.formats import printable
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
+from writebackd.storage.tool_output import Controller, ToolError, Volume, all_write_through
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # `nolog`: without it each run leaves storcli.log in the working directory.

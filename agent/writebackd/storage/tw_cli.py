@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # The second of each controller that the first lists; it does not name the controller.
