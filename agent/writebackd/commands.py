@@ -192,7 +192,7 @@ class Commands:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
-        names = [each.device.name for each in find_devices(snapshot, wanted)]
+        names = [seen.device.name for seen in find_devices(snapshot, wanted)]
         if len(names) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(names)}: name one of these")
         if names[0] not in self.state.memory.devices or not self.learned.was_read:

@@ -83,7 +83,7 @@ class HostMonitor:
 
         A pattern may match disks that appear later.
         """
-        known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
+        known = ", ".join(sorted({device.name for device in self.topology.devices})) or "none"
         messages = tuple(
             f"--device {given}: no disk has this name. Disks with filesystems: {known}. For a disk"
             " that is added later, use a pattern of kernel names, such as 'sd*' or 'dm-*'"
@@ -99,15 +99,15 @@ class HostMonitor:
             f"no device with a filesystem matches --device {given}"
             for given, glob in zip(self._named, device_globs(self._named))
             if not any(
-                matches(glob, name, each.devno, each.driver)
-                for each in self.topology.devices for name in (each.name, *each.leaves)
+                matches(glob, name, device.devno, device.driver)
+                for device in self.topology.devices for name in (device.name, *device.leaves)
             )
         ]
 
     def _is_there(self, name: str) -> bool:
         """Whether a device or disk has this name, mounted or not; partitions do not count."""
         if any(
-            name in (each.name, each.devno, *each.leaves) for each in self.topology.devices
+            name in (device.name, device.devno, *device.leaves) for device in self.topology.devices
         ):
             return True
         files = self._files
@@ -123,7 +123,7 @@ class HostMonitor:
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,
         )
-        return [each for each in problems if each]
+        return [problem for problem in problems if problem]
 
     @property
     def conflicting(self) -> Optional[Tuple[ConflictingTool, ...]]:

@@ -126,7 +126,7 @@ class TickReport:
         state, in_force = self.state, self.policies.in_force
         spent, resident = self._usage.read()
         state.totals = state.totals.seen(sample, estimates, decision, spent)
-        limits_set = all(each.ok for each in actions if each.lever in LEVERS)
+        limits_set = all(action.ok for action in actions if action.lever in LEVERS)
         alerts, state.alerts = detect(
             policy, state.alerts, sample, estimates, decision, state.memory,
             state.off is None and limits_set,

@@ -118,7 +118,7 @@ def close_ledger(
 
 def _theirs(foreign: Collection[ForeignWrite]) -> Mapping[Pair, PairValue]:
     limits = [write for write in foreign if write.is_limit]
-    return {pair_of(each.lever): value_of(each) for each in limits}
+    return {pair_of(limit.lever): value_of(limit) for limit in limits}
 
 
 def value_of(write: ForeignWrite) -> PairValue:

@@ -133,7 +133,7 @@ class Refusals:
     def tidy(self) -> None:
         """Drop expired entries, since units come and go by the thousand."""
         now = time.monotonic()
-        self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
+        self._refused = {x: refusal for x, refusal in self._refused.items() if now < refusal[1]}
 
 
 @dataclass(frozen=True)

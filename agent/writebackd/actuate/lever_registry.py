@@ -98,7 +98,7 @@ class LeverRegistry:
     def tidy(self) -> None:
         """Forget released levers of units that ended; if such a unit returns it is checked anew."""
         self.left = {
-            x: each for x, each in self.left.items() if lever_files.present(self._files, x)
+            x: identity for x, identity in self.left.items() if lever_files.present(self._files, x)
         }
 
     def let_go(self, lever: Lever) -> None:

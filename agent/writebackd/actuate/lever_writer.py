@@ -162,7 +162,7 @@ class Levers:
         if problem:
             # Without the threshold no fraction can be computed: leave BDIs as they are.
             actions += self._refusals.add_all(of_bdis(wanted), wanted, problem)
-            wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
+            wanted = {x: setting for x, setting in wanted.items() if x.kind is not LeverKind.BDI}
         actions += self._plan.wanted(wanted, threshold, plan)
         actions += self._carry_out(plan, wanted, threshold)
         self._book.store_if_changed()

@@ -59,7 +59,7 @@ def _owners(sample: Sample) -> Mapping[str, str]:
 
 def _said(intrusions: List[Intrusion]) -> str:
     return "; ".join(
-        f"{each.write.who} set {each.write.lever}={each.write.value}" for each in intrusions
+        f"{change.write.who} set {change.write.lever}={change.write.value}" for change in intrusions
     )
 
 

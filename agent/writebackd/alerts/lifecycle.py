@@ -93,8 +93,8 @@ def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
 
 def hidden(standing: Mapping[Key, ActiveAlert], shown: Sequence[Alert]) -> Tuple[Alert, ...]:
     """Active alerts that are not `shown` because another one explains them."""
-    keys = {(each.name.value, each.device) for each in shown}
-    return tuple(each.alert for key, each in standing.items() if key not in keys)
+    keys = {(alert.name.value, alert.device) for alert in shown}
+    return tuple(active.alert for key, active in standing.items() if key not in keys)
 
 
 def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Alert, ...]:

@@ -40,6 +40,7 @@ class TickView:
         self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
+        self.begun_s = memory.begun_s
         # Devices with an active alert.
         self.stands = memory.standing.keys()
         self.alerting = {device for _, device in self.stands}

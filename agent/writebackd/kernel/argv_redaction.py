@@ -99,7 +99,7 @@ class CommandLines:
 
     def ask(self, processes: Iterable[Process]) -> None:
         """Have unknown command lines read. Never blocks; one thread at a time."""
-        wanted = [each for each in processes if each not in self._known]
+        wanted = [process for process in processes if process not in self._known]
         if not wanted or (self._job is not None and self._job.busy):
             return
         if len(self._known) > MOST_PROCESSES:

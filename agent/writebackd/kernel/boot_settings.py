@@ -92,7 +92,7 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
     sysctl, unread = _sysctl(files)
     # systemd does not order sysctl.d and tmpfiles.d: both are reported.
     tmpfiles = in_force([*_tmpfiles(files), *last])
-    tmpfiles = [each for each in tmpfiles if each not in last]
+    tmpfiles = [tmpfile for tmpfile in tmpfiles if tmpfile not in last]
     return [
         *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_jobs(files),
         *_udev(files),

@@ -99,7 +99,7 @@ class CommandLines:
             for pid in pids:
                 lines[pid] = (files.try_read(f"/proc/{pid}/cmdline") or "").split("\0")
 
-        self._stuck = {pid: each for pid, each in self._stuck.items() if each.is_alive()}
+        self._stuck = {pid: thread for pid, thread in self._stuck.items() if thread.is_alive()}
         left = [pid for pid in pids if pid not in self._stuck]
         while left and len(self._stuck) < _MOST_STUCK:
             thread = threading.Thread(target=work, args=(left,), name="rivals", daemon=True)
@@ -300,7 +300,7 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
             f"tuned's active profile {active} includes {each}, which cannot be resolved or read"
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
-    lines = (BootSetting("tuned", each.place, each.setting, each.value) for each in profiles.lines)
+    lines = (BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines)
     for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"

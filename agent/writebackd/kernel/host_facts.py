@@ -173,7 +173,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     kind = files.try_read("/sys/hypervisor/type")
     if kind:
         return "guest", f"/sys/hypervisor/type: {kind}"
-    names = [files.try_read(f"{_DMI}/{each}") for each in ("sys_vendor", "product_name")]
+    names = [files.try_read(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name")]
     named = " ".join(filter(None, names))
     called = f", DMI: {named}" if named else ""
     flags = _cpu_flags(files)
@@ -193,7 +193,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     text = (board or named).lower()
     if text.endswith(".metal"):
         return "metal", shown
-    if any(each in text for each in _VIRTUAL):
+    if any(name in text for name in _VIRTUAL):
         return "guest", shown
     # Anybody may write any name into DMI. Only root may read the bit.
     says_guest = _dmi_bit(files)
@@ -201,7 +201,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     virtio = files.listdir("/sys/bus/virtio/devices") or any("/virtio" in disk for disk in disks)
     if says_guest or virtio:
         return "guest", f"{'DMI: virtual machine' if says_guest else 'virtio devices'}; {shown}"
-    if board or says_guest is False or any(each in text for each in _MAKERS):
+    if board or says_guest is False or any(maker in text for maker in _MAKERS):
         return "metal", shown
     return None, ""
 

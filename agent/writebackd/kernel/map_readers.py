@@ -105,7 +105,7 @@ def difference(current: bytes, last: bytes) -> Histogram:
     return Histogram.of(tuple(indices), tuple(counts))
 
 
-_CLASSES = tuple((each, each.value) for each in IoClass)  # whose `value` is a function
+_CLASSES = tuple((kind, kind.value) for kind in IoClass)  # whose `value` is a function
 _NO_HISTOGRAM = bytes(bpf_layout.HIST.size)
 _NO_COMPLETIONS = (0,) * (3 + 2 * bpf_layout.CLASSES)
 

@@ -69,12 +69,12 @@ def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:
     """The mount of a path, links followed; None if /proc cannot be read."""
     place = os.path.realpath(path)
     above = [
-        each for each in read_mounts(files)
-        if each.mountpoint == "/" or place == each.mountpoint
-        or place.startswith(f"{each.mountpoint}/")
+        mount for mount in read_mounts(files)
+        if mount.mountpoint == "/" or place == mount.mountpoint
+        or place.startswith(f"{mount.mountpoint}/")
     ]  # fmt: skip
     # Of two on one directory the later one hides the other.
-    return max(reversed(above), key=lambda each: len(each.mountpoint), default=None)
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
 
 
 class MountWatch:

@@ -347,7 +347,7 @@ def compiled_programs(image: bytes) -> Dict[str, bytes]:
     Raises OSError that says what to do if it is unavailable.
     """
     with libbpf.Object(image) as obj:
-        maps = [each.name for each in obj.maps()]
+        maps = [table.name for table in obj.maps()]
     return bcc_programs.programs(object_path().with_name("writeback.bcc.c").read_text(), maps)
 
 

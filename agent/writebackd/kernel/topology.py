@@ -107,7 +107,7 @@ class _Scan:
         for name in self.devno:
             if self.disk(name) == name:
                 below = self._files.listdir(f"/sys/block/{name}/slaves")
-                self._slaves[name] = {self.disk(each) for each in below if each in self.devno}
+                self._slaves[name] = {self.disk(slave) for slave in below if slave in self.devno}
         pools = self._btrfs_members()
         used: Set[str] = set().union(*self._slaves.values())
         used.update(self.disk(member) for members in pools.values() for member in members)

@@ -80,14 +80,14 @@ class Tracker:
         now: Dict[Key, Alert] = {}
         for alert in active:
             now.setdefault(alert.key, alert)
-        gone = {key: each for key, each in self._standing.items() if key not in now}
+        gone = {key: known for key, known in self._standing.items() if key not in now}
         events: List[AlertEvent] = []
         standing: Dict[Key, _Standing] = {}
         for key, alert in now.items():
             known = self._standing.get(key)
             if known is None:
                 # The same trouble under another cause?
-                earlier = next((each for each in gone if each[:2] == key[:2]), None)
+                earlier = next((other for other in gone if other[:2] == key[:2]), None)
                 known = gone.pop(earlier) if earlier is not None else None
             if known is None:
                 begun = "/".join((*(word or "-" for word in key), f"{wall_s:.3f}"))
@@ -103,10 +103,10 @@ class Tracker:
             if news:
                 events.append(AlertEvent(EventKind.CHANGE, known.id, alert, wall_s, known.reported))
             standing[key] = _Standing(known.id, alert, alert if news else known.reported, named)
-        behind = {each.key[:2] for each in hidden}
-        for key in [each for each in gone if each[:2] in behind]:
+        behind = {alert.key[:2] for alert in hidden}
+        for key in [key for key in gone if key[:2] in behind]:
             standing[key] = gone.pop(key)
-        ended = [AlertEvent(EventKind.END, each.id, each.alert, wall_s) for each in gone.values()]
+        ended = [AlertEvent(EventKind.END, left.id, left.alert, wall_s) for left in gone.values()]
         self._standing = standing
         # Ends first: who reads on from the last line sees what stands.
         return (*ended, *events)

@@ -60,7 +60,7 @@ def alert_json(alert: Alert, base: str = RUNBOOK) -> ActiveAlert:
         "since": alert.since_s,
         "summary": line(alert.summary),
         "done": line(alert.done),
-        "culprits": [_culprit_json(each) for each in alert.culprits],
+        "culprits": [_culprit_json(culprit) for culprit in alert.culprits],
         "evidence": None
         if evidence is None
         else {

@@ -54,7 +54,7 @@ def labels_of(alert: Alert, host: str) -> LabelSet:
 
 def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
     """The parts that change: numbers, culprits, what was done."""
-    culprits = "; ".join(who(each) for each in alert.culprits[:_MOST_CULPRITS])
+    culprits = "; ".join(who(culprit) for culprit in alert.culprits[:_MOST_CULPRITS])
     annotations = {
         "summary": line(alert.summary),
         "done": line(alert.done),

@@ -85,9 +85,9 @@ class Routes:
         """
         events = self._tracker.tell(active, wall_s, hidden)
         # A new Alertmanager must learn of alerts that were sent and have not ended.
-        active = (*active, *(each for each in hidden if self._tracker.knows(each)))
-        news = {each.id for each in events}
-        old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
+        active = (*active, *(alert for alert in hidden if self._tracker.knows(alert)))
+        news = {event.id for event in events}
+        old = [event for event in self._tracker.standing(wall_s) if event.id not in news]
         for key, route in self._routes.items():
             route.start()  # there may have been no thread to be had before
             if key in self._strangers:

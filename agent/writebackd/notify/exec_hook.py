@@ -106,7 +106,7 @@ def unprivileged(
     )  # fmt: skip
     return [
         "systemd-run", "--quiet", "--collect", "--pipe", "--wait", f"--unit={_unit(name)}",
-        "--setenv=LC_ALL=C.UTF-8", *(f"--property={each}" for each in properties), *argv,
+        "--setenv=LC_ALL=C.UTF-8", *(f"--property={setting}" for setting in properties), *argv,
     ]  # fmt: skip
 
 

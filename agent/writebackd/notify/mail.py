@@ -67,7 +67,7 @@ def body(event: AlertEvent, host: str, runbook: str) -> List[str]:
     facts = fact_lines(alert)
     if facts:
         lines.append(f"evidence {facts}")
-    lines += [f"who      {who(each)}" for each in alert.culprits]
+    lines += [f"who      {who(culprit)}" for culprit in alert.culprits]
     lines.append(f"done     {line(alert.done)}")
     lines.append(f"runbook  {runbook_of(alert, runbook)}")
     lines += ["", "To see it now: writebackctl alerts"]

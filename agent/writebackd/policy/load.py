@@ -47,7 +47,7 @@ def is_shipped(origin: str, root: Path = Path("/")) -> bool:
     """Whether an origin (``file:line``) is in a file of the program or the distribution."""
     path = Path(origin.rpartition(":")[0]).resolve()
     shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
-    return any(each.resolve() in path.parents for each in shipped)
+    return any(directory.resolve() in path.parents for directory in shipped)
 
 
 def unsafe(files: Iterable[str]) -> List[str]:
@@ -199,7 +199,7 @@ def locate(
         raise PolicyError(
             f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another"
         )
-    site, own = (_drop_ins([each / f"{name}.conf.d" for each in dirs])
+    site, own = (_drop_ins([directory / f"{name}.conf.d" for directory in dirs])
                  for name in (SITE_NAME, wanted))  # fmt: skip
     return wanted, known[wanted], site, own
 
@@ -311,7 +311,7 @@ def _check_drop_in(
     for wanted in names:
         name, base, site, own = locate(wanted, config_dir, root)
         group = site if of == SITE_NAME else own
-        group[:] = [each for each in group if each.name != place.name]
+        group[:] = [path for path in group if path.name != place.name]
         known = _load(name, base, site, own).problems
         group[:] = in_order([*group, place])
         at = group.index(place)
@@ -353,7 +353,7 @@ def list_policies(
 def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:
     """All policies that are not masked, by name, including those with errors."""
     every = list_policies(config_dir, root)
-    return tuple(each for each in every if not is_masked(Path(each.path)))
+    return tuple(policy for policy in every if not is_masked(Path(policy.path)))
 
 
 def render(policy: Policy) -> str:

@@ -72,7 +72,7 @@ class MemoryRule:
 
     def __str__(self) -> str:
         bounds = (self.low_bytes, self.high_bytes)
-        return "..".join("" if each is None else units.format_size(each) for each in bounds)
+        return "..".join("" if bound is None else units.format_size(bound) for bound in bounds)
 
 
 def format_rule(rule: object) -> str:
@@ -138,7 +138,7 @@ def parse_memory(text: str) -> Optional[MemoryRule]:
     low, dots, high = (part.strip(" \t") for part in what.partition(".."))
     if not dots or not (low or high):
         raise units.UnitError(f"'{units.shorten(what)}' is not a range: write it like '{example}'")
-    least, most = (units.parse_size(each) if each else None for each in (low, high))
+    least, most = (units.parse_size(end) if end else None for end in (low, high))
     if least is not None and most is not None and least > most:
         raise units.UnitError(f"'{units.shorten(what)}' is empty: swap its ends")
     return MemoryRule(points, least, most)

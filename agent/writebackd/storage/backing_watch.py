@@ -142,8 +142,8 @@ def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Back
     """Both, without array reports about a cache that has a newer reading of its own."""
     if not caches:
         return tuple(arrays)
-    known = {(each.device, each.source) for each in caches}
-    return (*(each for each in arrays if (each.device, each.source) not in known), *caches)
+    known = {(cache.device, cache.source) for cache in caches}
+    return (*(array for array in arrays if (array.device, array.source) not in known), *caches)
 
 
 def is_stale(

@@ -54,7 +54,7 @@ def collect(
     with tempfile.TemporaryDirectory(prefix="writebackd-raid-") as home:
         for kind in kinds(files):
             path = find(kind, places, top)
-            known = {each.name for each in tools if each.controllers}
+            known = {earlier.name for earlier in tools if earlier.controllers}
             if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             tool, hung = question(kind, path, home, limit_s)
@@ -67,8 +67,8 @@ def collect(
 
 def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> CollectorReport:
     """Add the earlier answers of tools not asked yet; the whole report is then as old as those."""
-    asked = {each.name for each in report.tools}
-    rest = [each for each in before.tools if each.name not in asked] if before else []
+    asked = {tool.name for tool in report.tools}
+    rest = [tool for tool in before.tools if tool.name not in asked] if before else []
     if before is None or not rest:
         return report
     return replace(
@@ -214,4 +214,4 @@ def _tools(files: KernelFiles, top: Path, empty: Set[str]) -> List[Tool]:
         path = find(kind, search_path(), top) if kind.name not in empty else None
         if path is not None:
             tools.append(question(kind, path, "/")[0])
-    return [replace(each, controllers=stamped(each.controllers, files)) for each in tools]
+    return [replace(tool, controllers=stamped(tool.controllers, files)) for tool in tools]

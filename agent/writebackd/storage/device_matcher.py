@@ -44,10 +44,10 @@ class _Located:
     def __init__(self, controller: Controller, pci: Optional[str]) -> None:
         self.controller, self.pci = controller, pci
         volumes = controller.volumes
-        self.by_disk = {each.disk: each for each in volumes if each.disk is not None}
-        named = [each for each in volumes if each.disk is None]
-        self.by_wwn = {each.wwn: each for each in named if each.wwn is not None}
-        self.by_number = {each.number: each for each in named if each.number is not None}
+        self.by_disk = {volume.disk: volume for volume in volumes if volume.disk is not None}
+        named = [volume for volume in volumes if volume.disk is None]
+        self.by_wwn = {volume.wwn: volume for volume in named if volume.wwn is not None}
+        self.by_number = {volume.number: volume for volume in named if volume.number is not None}
 
 
 class Matcher:
@@ -100,9 +100,9 @@ class Matcher:
         """The devices on top of an array, and those that share a disk with it."""
         disks = self._names(array)
         return [
-            each
-            for each in self._devices
-            if array in self._names(each.name) or disks & set(each.leaves)
+            device
+            for device in self._devices
+            if array in self._names(device.name) or disks & set(device.leaves)
         ]
 
     def _volumes(self, located: _Located, device: Device) -> Iterator[Volume]:
@@ -179,8 +179,8 @@ def stamped(
     """Add the sequence numbers of the disks: in ten minutes another disk may have the name."""
     return tuple(
         replace(controller, volumes=tuple(
-            replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
-            for each in controller.volumes
+            replace(volume, diskseq=diskseq(files, volume.disk)) if volume.disk else volume
+            for volume in controller.volumes
         ))
         for controller in controllers
     )  # fmt: skip

@@ -83,7 +83,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
                 _add(here, line)
     if not adapters:
         raise out.complaint("\n".join(outputs), "no adapter in it")
-    return tuple(_controller(each) for _, each in sorted(adapters.items()))
+    return tuple(_controller(adapter) for _, adapter in sorted(adapters.items()))
 
 
 def _adapter(line: out.Line) -> Optional[int]:
@@ -94,7 +94,7 @@ def _adapter(line: out.Line) -> Optional[int]:
 
 def _add(adapter: _Adapter, line: out.Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
-    if any(each in text for each in _NO_BATTERY):
+    if any(said in text for said in _NO_BATTERY):
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)
@@ -131,7 +131,7 @@ def _controller(adapter: _Adapter) -> Controller:
 
 def _address(facts: table.Facts) -> Optional[str]:
     """The PCI address from hexadecimal digits; only the first domain is known."""
-    return out.pci_address(":".join(facts.text(each) for each in ("bus", "device", "function")))
+    return out.pci_address(":".join(facts.text(part) for part in ("bus", "device", "function")))
 
 
 def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:

@@ -77,7 +77,7 @@ def _asked(
                 continue
             if controllers:
                 logs = [word for word in words if word != "all"]
-                outputs += _others(ask, [_without(each, logs) for each in more(outputs[0])])
+                outputs += _others(ask, [_without(command, logs) for command in more(outputs[0])])
                 controllers = tool.parse(outputs)
             return controllers
         raise errors[0]
@@ -179,7 +179,7 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 def search_path() -> Tuple[str, ...]:
     """Directories in which to look for tools."""
-    own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
 

@@ -36,7 +36,7 @@ class Volume:
 
 def all_write_through(volumes: Sequence[Volume]) -> bool:
     """Whether all volumes are known to be write-through; False without volumes."""
-    return bool(volumes) and all(each.mode is CacheMode.WRITE_THROUGH for each in volumes)
+    return bool(volumes) and all(volume.mode is CacheMode.WRITE_THROUGH for volume in volumes)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def under(value: Any, *keys: str) -> Dict[str, Any]:
 def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
     """The objects in a list, at most `most` of them; empty if it is not a list."""
     listed = value[:most] if isinstance(value, list) else []
-    return [each for each in listed if isinstance(each, dict)]
+    return [row for row in listed if isinstance(row, dict)]
 
 
 def word(row: Dict[str, Any], key: str) -> str:
