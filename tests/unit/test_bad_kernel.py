@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from fake_host import FakeProbe, Rig, no_trace
-from test_cgroup_index import FakeMap
+from test_map_readers import FakeMap
 from writebackd.host_monitor import Reprobe
 from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module

@@ -11,7 +11,7 @@ from typing import Any, Dict
 import pytest
 
 from fake_host import FakeHost, FakeProbe
-from test_cgroup_index import DISK, FakeMap, sync_returns
+from test_map_readers import DISK, FakeMap, sync_returns
 from writebackd.kernel import bpf_layout
 from writebackd.kernel.bpf_layout import LossCounters, Losses
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits, Sleep

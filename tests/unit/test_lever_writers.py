@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import pytest
 
-from test_cgroup_index import FakeMap
+from test_map_readers import FakeMap
 from writebackd import formats
 from writebackd.kernel import bpf_layout, cgroup_index
 from writebackd.kernel.cgroup_index import CgroupIndex
