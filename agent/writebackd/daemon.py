@@ -22,8 +22,7 @@ from writebackd.actuate import kill_switch
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions, Executor, taken_over
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.watcher_supervisor import SERVICE_S, WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import SERVICE_S, LeaseHolder, WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.commands import Command, Commands, overdue, set_mode

@@ -13,8 +13,7 @@ from typing import Callable, List, Mapping, Optional, Tuple
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import LeaseHolder, WatcherSupervisor
 from writebackd.alerts.alert_types import Alert
 from writebackd.alerts.blind import BlindTicks
 from writebackd.alerts.detect import detect

@@ -29,9 +29,11 @@ from route_cases import (
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit
 from writebackd.notify import Routes, dispatch
 from writebackd.notify import journal_route as journal
-from writebackd.notify.alert_events import AlertEvent, EventKind, Tracker
-from writebackd.notify.alert_text import (
+from writebackd.notify.alert_events import (
     RUNBOOK,
+    AlertEvent,
+    EventKind,
+    Tracker,
     alert_event_json,
     fact,
     headline,

@@ -8,6 +8,7 @@ come from a disk that hangs, and waits for a lock that a stuck process holds.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import List, Optional, Sequence, Set, Tuple
 
@@ -16,6 +17,7 @@ from writebackd.kernel.cgroup_io_max import memberships
 from writebackd.kernel.disk_identity import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid, hiding
+from writebackd.kernel.vm import host_info
 from writebackd.policy.rules import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
@@ -222,6 +224,6 @@ def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
 
 
 def _memory_bytes(files: KernelFiles) -> Optional[int]:
-    text = files.try_read("/proc/meminfo") or ""
-    match = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
-    return int(match.group(1)) << 10 if match else None
+    with contextlib.suppress(OSError, ValueError):
+        return host_info(files).memory_bytes
+    return None

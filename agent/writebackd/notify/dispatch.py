@@ -11,8 +11,7 @@ from typing import Dict, Iterator, Sequence, Set, Tuple
 from writebackd.alerts.alert_types import Alert
 from writebackd.policy.keys import Routing
 
-from .alert_events import AlertEvent, Tracker
-from .alert_text import RUNBOOK
+from .alert_events import RUNBOOK, AlertEvent, Tracker
 from .alertmanager import Alertmanager
 from .exec_hook import hook_route
 from .journal_route import journal_route

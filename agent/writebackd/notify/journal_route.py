@@ -15,8 +15,7 @@ from writebackd import journald
 from writebackd.alerts.alert_types import Alert, Culprit, Severity
 from writebackd.types.levers import Action, ForeignWrite, Intrusion
 
-from .alert_events import AlertEvent, EventKind
-from .alert_text import headline, line, runbook_of, who
+from .alert_events import AlertEvent, EventKind, headline, line, runbook_of, who
 from .route import QueuedRoute
 
 # systemd/writebackd.catalog explains each. They never change: `journalctl MESSAGE_ID=...` and
