@@ -227,7 +227,7 @@ class Commands:
         wanted = names_argument(args, "devices")
         chosen = {
             seen.device.name: seen
-            for each in (wanted or (None,)) for seen in find_devices(snapshot, each)
+            for word in (wanted or (None,)) for seen in find_devices(snapshot, word)
             if wanted or seen.excluded is None
         }
         for name, seen in chosen.items():

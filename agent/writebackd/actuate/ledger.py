@@ -114,8 +114,8 @@ class Ledger:
             return False
         size, half, page = value[0], 0 if pair is LIMIT else 1, page_size()
         return size > 0 and any(
-            size in (each[half], each[half] // page * page, -(-each[half] // page) * page)
-            for each in (*self.earlier, *self.written)
+            size in (limits[half], limits[half] // page * page, -(-limits[half] // page) * page)
+            for limits in (*self.earlier, *self.written)
         )
 
     def without(self, pair: Pair, value: PairValue) -> Ledger:

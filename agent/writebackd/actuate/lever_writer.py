@@ -134,9 +134,9 @@ class Levers:
         actions = self._collect()
         self._forget_gone()
         wanted = {
-            lever_of(each): each
-            for each in settings
-            if lever_of(each) not in self._book.left and lever_of(each) not in self._book.orphans
+            lever_of(one): one
+            for one in settings
+            if lever_of(one) not in self._book.left and lever_of(one) not in self._book.orphans
         }
         strange = [lever for lever in wanted if not lever_files.is_lever(lever)]
         actions += self._refusals.add_all(strange, wanted, "no such lever")

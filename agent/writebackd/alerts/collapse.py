@@ -82,7 +82,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         limit = messages.limit(
             cap.bytes if cap is not None and own else tick.sample.vm.threshold_bytes, tick.core
         )
-        setters = writers([each for each in tick.core.intrusions if each.write.is_limit])
+        setters = writers([one for one in tick.core.intrusions if one.write.is_limit])
     tick.tell(alert_of(
         incident, view, health, AlertName.COLLAPSE, cause,
         messages.collapsed(view.name, incident, health, usual, cause, culprits, limit),

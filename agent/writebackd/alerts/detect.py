@@ -52,7 +52,7 @@ def detect(
     tick = TickView(policy, memory, sample, decision, core, in_force)
     # Learn nothing during an alert, except EXHAUSTED, which does not affect baselines.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
-    at_the_bound = {each.name for each in decision.devices if each.state is DeviceState.EXHAUSTED}
+    at_the_bound = {one.name for one in decision.devices if one.state is DeviceState.EXHAUSTED}
     healths: Dict[str, DeviceHealth] = {}
     every = SELDOM if len(sample.devices) > MANY else 1
     for number, seen in enumerate(sample.devices):

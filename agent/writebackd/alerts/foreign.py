@@ -80,7 +80,7 @@ def _alert(
 
 def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
     """The processes that made the changes, as far as known."""
-    writes = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
+    writes = {one.write.pid: one.write for one in intrusions if one.write.pid is not None}
     return tuple(
         Culprit(
             pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,

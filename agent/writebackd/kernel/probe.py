@@ -367,7 +367,7 @@ def object_image() -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        machines = sorted(each.name.split(".")[1] for each in path.parent.glob("writeback.*.bpf.o"))
+        machines = sorted(file.name.split(".")[1] for file in path.parent.glob("writeback.*.bpf.o"))
         if machines:
             why = f"no BPF object for {os.uname().machine}, only for {', '.join(machines)}"
         else:

@@ -119,8 +119,8 @@ class Tracker:
     def standing(self, wall_s: float) -> Tuple[AlertEvent, ...]:
         """The active alerts as begin events, for a route that starts only now."""
         return tuple(
-            AlertEvent(EventKind.BEGIN, each.id, each.alert, wall_s)
-            for each in self._standing.values()
+            AlertEvent(EventKind.BEGIN, known.id, known.alert, wall_s)
+            for known in self._standing.values()
         )
 
 

@@ -68,7 +68,7 @@ def foreign(write: ForeignWrite) -> Dict[str, Any]:
 
 def foreign_limits(intrusions: Sequence[Intrusion]) -> Dict[str, Any]:
     """As `foreign`, for the first limit among them; empty without any."""
-    return next((foreign(each.write) for each in intrusions if each.write.is_limit), {})
+    return next((foreign(one.write) for one in intrusions if one.write.is_limit), {})
 
 
 log = logging.getLogger(__name__)

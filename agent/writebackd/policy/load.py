@@ -332,7 +332,7 @@ def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -
         known = base_files(dirs)
         return [name for name in sorted(known) if is_name(name) and not is_masked(known[name])]
     beside = Path(os.path.abspath(place)).parent.with_suffix("")
-    if beside.is_file() and beside.parent.resolve() not in [each.resolve() for each in dirs]:
+    if beside.is_file() and beside.parent.resolve() not in [at.resolve() for at in dirs]:
         return [str(beside)]  # a policy that is used by its path
     return [of]
 
@@ -370,11 +370,11 @@ def render(policy: Policy) -> str:
             add(key, policy.value(key), policy.origins[section, key.name])
     for glob, settings in groupby(policy.devices.settings, lambda setting: setting.glob):
         lines += ["", f"[device {glob}]"]
-        for each in settings:
-            add(each.key, each.value, each.origin)
+        for line in settings:
+            add(line.key, line.value, line.origin)
     for window in policy.windows:
         lines += ["", f"[window {window.name}]"]
         add(WHEN, window.when, window.origin)
-        for each in window.settings:
-            add(each.key, each.value, each.origin)
+        for line in window.settings:
+            add(line.key, line.value, line.origin)
     return "\n".join(lines) + "\n"

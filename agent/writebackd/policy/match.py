@@ -71,7 +71,7 @@ class Choice:
     @property
     def runner_up(self) -> Optional[Verdict]:
         """The policy with the next most points, fitting or not."""
-        others = [each for each in self.verdicts if each.name != self.policy.name and each.points]
+        others = [one for one in self.verdicts if one.name != self.policy.name and one.points]
         return others[0] if others else None
 
 
@@ -113,7 +113,7 @@ def choose(
     ``default`` is one of these is for the caller to ask.
     """
     every = load_all(config_dir, root)
-    problems = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
+    problems = {one.name: unsafe(one.policy.files) for one in every if one.name != DEFAULT_NAME}
     distrusted = {name: why for name, why in problems.items() if why}
     loaded = {one.name: one for one in every if one.name not in distrusted}
     for name in (DEFAULT_NAME, before):
@@ -121,7 +121,7 @@ def choose(
             loaded[name].valid()
     verdicts = [judge(one.policy, facts) for one in loaded.values()]
     if not any(verdict.fits and verdict.runs for verdict in verdicts):
-        verdicts = [_with_services(each) if each.name == before else each for each in verdicts]
+        verdicts = [_with_services(one) if one.name == before else one for one in verdicts]
     verdicts = list(rank(verdicts))
     best = verdicts[0] if verdicts and verdicts[0].fits else None
     if best is not None:
@@ -180,10 +180,10 @@ def without_unwanted_pace(policy: Policy, root: Path = Path("/")) -> Policy:
 def _with_services(verdict: Verdict) -> Verdict:
     """The verdict with its services assumed to run, if nothing else is missing."""
     findings = tuple(
-        replace(each, holds=True, evidence=f"{each.wanted} (not now)")
-        if each.rule == "services" and not each.holds
-        else each
-        for each in verdict.findings
+        replace(finding, holds=True, evidence=f"{finding.wanted} (not now)")
+        if finding.rule == "services" and not finding.holds
+        else finding
+        for finding in verdict.findings
     )
     points = sum(finding.points for finding in findings if finding.holds)
     if verdict.fits or points < verdict.least:

@@ -111,8 +111,8 @@ class Merger:
         self._check_alerts()
         self._check_devices()
         self._check_empty_windows()
-        for each in self.inside:
-            self._check_window(each)
+        for merger in self.inside:
+            self._check_window(merger)
         self._check_overlaps()
         self.errors.raise_any()
 
@@ -270,11 +270,11 @@ class Merger:
             return
         for glob in include.value:
             literal = not re.search("[*?[]", glob)
-            for each in exclude.value:
-                if each in (glob, "*") or (literal and schema.matches(each, glob, names=(glob,))):
+            for other in exclude.value:
+                if other in (glob, "*") or (literal and schema.matches(other, glob, names=(glob,))):
                     self.errors.add(
                         exclude.origin,
-                        f"exclude: '{each}' leaves out all of '{glob}', which include asks for "
+                        f"exclude: '{other}' leaves out all of '{glob}', which include asks for "
                         f"({include.origin}): remove one of them",
                     )
                     break

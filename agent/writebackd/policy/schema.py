@@ -112,7 +112,7 @@ class Policy(keys.PolicySection):
         """The policy while the window is open, or none is: a policy without windows."""
         if window is None:
             return replace(self, windows=()) if self.windows else self
-        changed = {(each.key.section, each.key.name): each.origin for each in window.settings}
+        changed = {(line.key.section, line.key.name): line.origin for line in window.settings}
         return replace(
             self, limits=window.limits, objective=window.objective, windows=(),
             origins={**self.origins, **changed},

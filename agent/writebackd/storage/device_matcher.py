@@ -70,23 +70,23 @@ class Matcher:
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
         located = [
-            _Located(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
-            for each in controllers
+            _Located(one, one.pci or self._in_slot(one.slot, adapters) or lonely)
+            for one in controllers
         ]
         matched: Set[int] = set()
         for device in self._devices:
             said = []
             for at, one in enumerate(located):
-                each = one.controller
+                own = one.controller
                 for volume in self._volumes(one, device):
                     matched.add(at)
                     # Two disks of one array say the same.
                     said.append(Backing(
-                        device.name, source, wall_s, each.capacity_bytes, volume.mode,
-                        each.protection, each.dirty_bytes, each.learn_s,
-                        (*each.works, *volume.works), each.thresholds,
+                        device.name, source, wall_s, own.capacity_bytes, volume.mode,
+                        own.protection, own.dirty_bytes, own.learn_s,
+                        (*own.works, *volume.works), own.thresholds,
                         volume.disk if read_s is not None else None, read_s,
-                        (*each.unread, *volume.unread),
+                        (*own.unread, *volume.unread),
                     ))  # fmt: skip
             yield from dict.fromkeys(said)
         for at, one in enumerate(located):
@@ -130,7 +130,7 @@ class Matcher:
     def _in_slot(self, slot: Optional[int], adapters: FrozenSet[Optional[str]]) -> Optional[str]:
         """The adapter in the PCI slot with that number, by the firmware's table."""
         at = self._files.try_read(f"/sys/bus/pci/slots/{slot}/address")
-        return next((each for each in adapters if at and (each or "").startswith(f"{at}.")), None)
+        return next((pci for pci in adapters if at and (pci or "").startswith(f"{at}.")), None)
 
     def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
         """PCI addresses of the controllers with these drivers."""
@@ -158,10 +158,10 @@ class Matcher:
             names: Set[str] = set()
             waiting = [name]
             while waiting:
-                each = self._disk(waiting.pop())
-                if each not in names:
-                    names.add(each)
-                    waiting += self._files.listdir(f"/sys/block/{each}/slaves")
+                disk = self._disk(waiting.pop())
+                if disk not in names:
+                    names.add(disk)
+                    waiting += self._files.listdir(f"/sys/block/{disk}/slaves")
             self._below[name] = frozenset(names)
         return self._below[name]
 

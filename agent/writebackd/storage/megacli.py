@@ -114,11 +114,11 @@ def _controller(adapter: _Adapter) -> Controller:
     facts = table.Facts(KEYS, adapter.keys)
     drives = [(number, table.Facts(KEYS, keys), keys) for number, keys in adapter.volumes]
     volumes = tuple(
-        Volume(number, mode=_mode(each), works=_works(keys), unread=tuple(each.unread))
-        for number, each, keys in drives
+        Volume(number, mode=_mode(drive), works=_works(keys), unread=tuple(drive.unread))
+        for number, drive, keys in drives
     )
     # A volume set to write back that does not is waiting for a battery.
-    wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in drives)
+    wanted = any("writeback" in drive.text("default mode").lower() for _, drive, _ in drives)
     missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(
         pci=_address(facts),
@@ -151,7 +151,7 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
         return state
     if facts.text("charging").lower() == "charging":
         return Protection.CHARGING
-    for key in (each for each, meant in flags.items() if meant is None):
+    for key in (key for key, meant in flags.items() if meant is None):
         facts.unknown("battery", key)
     # Some gives an empty state, but flags.
     silent = facts.is_reported("battery") and not facts.text("battery") and _NEWER not in keys

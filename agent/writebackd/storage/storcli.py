@@ -246,8 +246,8 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
 def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
     """(volume, the kernel's name)."""
     for answer in more:
-        for each in out.rows(out.under(answer).get("Virtual Drives")):
-            info = each.get("VD Info")
+        for drive in out.rows(out.under(answer).get("Virtual Drives")):
+            info = drive.get("VD Info")
             for row in out.rows(info if isinstance(info, list) else [info]):
-                properties = table.Facts(VOLUME_KEYS, _flat(out.under(each, "VD Properties")))
+                properties = table.Facts(VOLUME_KEYS, _flat(out.under(drive, "VD Properties")))
                 yield out.whole(out.word(row, "DG/VD").partition("/")[2]), properties

@@ -46,8 +46,8 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     if not controllers and not any("ctl " in text.lower() for text in outputs):
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
     return tuple(
-        _controller(each, units.get(number, ()))
-        for number, each in enumerate(controllers[: out.MOST_CONTROLLERS])
+        _controller(controller, units.get(number, ()))
+        for number, controller in enumerate(controllers[: out.MOST_CONTROLLERS])
     )
 
 
