@@ -98,6 +98,12 @@ def links_of(files: KernelFiles, devnos: Iterable[str]) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(links))
 
 
+def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
+    """A number that no later disk has in this boot; None: before Linux 5.15, or it is gone."""
+    text = files.try_read(f"/sys/block/{disk}/diskseq")
+    return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None
+
+
 def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
     return next(map(_clean, _lines(files, devno, f"E:{key}=")), None)
 

@@ -20,6 +20,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tu
 
 from writebackd.kernel.disk_identity import (
     Drivers,
+    diskseq,
     leaf_identity,
     links_of,
     stacked_identity,
@@ -194,14 +195,13 @@ class _Scan:
         if fact is None:
             read = self._files.try_read
             spins = read(f"/sys/block/{name}/queue/rotational")
-            seq = read(f"/sys/block/{name}/diskseq")  # since 5.15
             write_cache = read(f"/sys/block/{name}/queue/write_cache") or None
             fact = self._facts[name] = _Leaf(
                 devno=self.devno[name],
                 rotational={"0": False, "1": True}.get(spins or ""),
                 write_cache=write_cache,
                 driver=self._drivers.of(name, self._place[name]),
-                diskseq=int(seq) if seq and re.fullmatch("[0-9]{1,20}", seq) else None,
+                diskseq=diskseq(self._files, name),
                 identity=leaf_identity(self._files, name, self.devno[name], write_cache),
             )
         return fact

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from writebackd.kernel.disk_identity import Drivers
+from writebackd.kernel.disk_identity import Drivers, diskseq
 from writebackd.kernel.files import KernelFiles
 from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import Backing, Device
@@ -184,9 +184,3 @@ def stamped(
         ))
         for controller in controllers
     )  # fmt: skip
-
-
-def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
-    """A number that no later disk has in this boot; None: before Linux 5.15, or it is gone."""
-    text = files.try_read(f"/sys/block/{disk}/diskseq")
-    return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None
