@@ -108,7 +108,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                " \"sysctl\")", "each.original"),
     ],
     "test_with_a_damaged_ledger_the_limits_found_first_come_back": [
-        Mutant("actuate/first_found.py", "        if first is None:\n", "        if True:\n"),
+        Mutant("actuate/ledger.py", "        if first is None:\n", "        if True:\n"),
     ],
     "test_in_a_read_only_run_it_restores_and_complains_then": [
         Mutant("actuate/ledger_restore.py", ", *([stays] if stays else ())", ""),
@@ -121,7 +121,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     ],
     "test_what_one_in_another_namespace_left_is_no_original": [
         Mutant("actuate/host_lock.py", "    if not record.exists() or not", "    if not"),
-        Mutant("actuate/first_found.py",
+        Mutant("actuate/ledger.py",
                "            os.setxattr(files.path(_SYSFS), _PREFIX + name, value)\n",
                "            pass\n"),
     ],
@@ -135,7 +135,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "self._fds.append(take_lock(runtime_dir, self._dir / HOST_LOCK))", "pass"),
     ],
     "test_what_was_found_first_comes_back_after_all": [
-        Mutant("actuate/first_found.py", "    if first_found(files) is None:\n", "    if True:\n"),
+        Mutant("actuate/ledger.py", "    if first_found(files) is None:\n", "    if True:\n"),
     ],
     "test_a_damaged_file_counts_as_lost": [
         Mutant(LEASE, "if line is None or line.epoch != self._epoch:",
@@ -145,7 +145,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(WATCHER, "elif now_s >= self._again_s:", "elif False:"),
     ],
     "test_a_queue_that_hangs_has_one_child_however_often_it_is_tried": [
-        Mutant("actuate/child_jobs.py", "CHILD_LIMIT_S = 5.0", "CHILD_LIMIT_S = 500.0"),
+        Mutant("actuate/lever_plan.py", "CHILD_LIMIT_S = 5.0", "CHILD_LIMIT_S = 500.0"),
     ],
     "test_samples_are_timed_by_the_boot_clock": [
         Mutant(DAEMON, "time.clock_gettime(time.CLOCK_BOOTTIME)", "time.time()"),
@@ -220,7 +220,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                " _HANGS_S:", "        if False:"),
     ],
     "test_a_queue_that_cannot_be_read_holds_nobody_up": [
-        Mutant("kernel/slow_files.py", "        _hanging[home] = thread\n", ""),
+        Mutant("kernel/child_process.py", "        _hanging[home] = thread\n", ""),
     ],
     "test_a_trace_is_told_without_a_look_at_the_sources": [
         Mutant("cli/daemon_main.py", "        self.setFormatter(_Frames())", "        pass"),
@@ -261,7 +261,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(CGROUPS, "latest[:MOST_PATHS]", "latest"),
     ],
     "test_filesystems_that_were_synced_once_leave_room_for_a_disk": [
-        Mutant("kernel/full_tables.py", "- table.max_entries // 2\n", "- table.max_entries\n"),
+        Mutant("kernel/bpf_layout.py", "- table.max_entries // 2\n", "- table.max_entries\n"),
     ],
     "test_a_known_disk_never_leaves_the_table_of_syncs": [
         Mutant(READERS, "enumerate(self._last) if not known(_name(key))}",
@@ -271,7 +271,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("kernel/sampler.py", " and not reading.syncs_lost", ""),
     ],
     "test_of_too_many_active_threads_the_smallest_are_taken_out": [
-        Mutant("kernel/full_tables.py", "heapq.nsmallest(", "heapq.nlargest("),
+        Mutant("kernel/bpf_layout.py", "heapq.nsmallest(", "heapq.nlargest("),
     ],
     "test_of_too_many_cgroups_those_with_the_most_syncs_stay": [
         Mutant(READERS, "ranks[key] = (grown, last_ns)", "ranks[key] = (0, last_ns)"),
@@ -368,7 +368,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant("kernel/child_process.py", "_USE_VFORK = False", "_USE_VFORK = True"),
     ],
     "test_a_probe_opened_again_holds_nobody_up_and_knows_the_sync_that_is_stuck": [
-        Mutant("kernel/reprobe.py", "renewed.go_on_from(probe)", "pass"),
+        Mutant("host_monitor.py", "renewed.go_on_from(probe)", "pass"),
     ],
     "test_a_sync_of_a_process_that_proc_hides_stays": [
         Mutant(READERS, "        os.kill(tid, 0)\n    except ProcessLookupError:\n",
@@ -394,7 +394,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(f"{UNITS}.service", "ReadWritePaths=/proc/sys/vm /sys/", "ReadWritePaths=/sys/"),
     ],
     "test_stopped_while_it_stands_still": [
-        Mutant("kernel/signals.py", "self.stop = signal.Signals(number).name", "pass"),
+        Mutant("event_loop.py", "self.stop = signal.Signals(number).name", "pass"),
     ],
     "test_killed": [Mutant(f"{UNITS}.service", "Restart=on-failure\n", "Restart=no\n")],
     "test_both_killed": [

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         if not choices or value in choices:
             return
         # Of verbs those that the help lists.
-        choices = [each.dest for each in getattr(action, "_choices_actions", ())] or choices
+        choices = [verb.dest for verb in getattr(action, "_choices_actions", ())] or choices
         from difflib import get_close_matches  # 10 ms, which only a slip costs
 
         close = get_close_matches(str(value)[:60].lower(), choices, n=1)

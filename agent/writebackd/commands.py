@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.first_found import first_found
+from writebackd.actuate.ledger import first_found
 from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import released
 from writebackd.estimate.learned import forgotten
@@ -64,151 +64,71 @@ DRAIN_LEASE_S = 10.0
 
 
 @dataclass(frozen=True)
-class SetMode:
-    """Change the mode to enforce or observe."""
+class Command:
+    """A change of memory and state, and the event that reports it."""
 
-    mode: Mode
-    by_verb: bool = True  # False: a policy or a trial wants it, and the next policy may differ
-
-    @property
-    def disturbs_trial(self) -> Optional[str]:
-        return f"{self.mode.value} was asked for" if self.by_verb else None
+    kind: str  # of the event
+    text: str = ""
+    disturbs_trial: Optional[str] = None  # why it ends a trial; None: it does not
+    memory: Mapping[str, Any] = field(default_factory=dict)  # new values of its fields
+    state: Mapping[str, Any] = field(default_factory=dict)  # the same of RuntimeState
+    mode: Optional[Mode] = None  # the new one
+    forgets: Optional[str] = None  # the device whose learned values are dropped
 
     def applied(self, memory: Memory) -> Memory:
-        return replace(released(memory), mode=self.mode, yielded=None, intrusions=(), retry=None)
+        if self.mode is not None:
+            memory = released(memory)
+        return forgotten(memory, self.forgets) if self.forgets else replace(memory, **self.memory)
 
     def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "mode", text=self.mode.value)
+        return Event(wall_s, self.kind, device=self.forgets, text=self.text)
 
 
-@dataclass(frozen=True)
-class Pin:
+# A limit adopted from an earlier run is held no longer.
+_AT_ONCE = {"hold_until_s": float("-inf")}
+
+
+def set_mode(mode: Mode, by_verb: bool = True) -> Command:
+    """Change the mode; not `by_verb`: a policy or a trial wants it, and the next may differ."""
+    return Command(
+        "mode", mode.value, f"{mode.value} was asked for" if by_verb else None,
+        {"mode": mode, "yielded": None, "intrusions": (), "retry": None},
+        {"mode_by_verb": mode} if by_verb else {}, mode,
+    )  # fmt: skip
+
+
+def pin(limit_bytes: int, pinned: Pinned) -> Command:
     """Hold the limit at this many bytes until released, or until a time."""
-
-    bytes: int
-    uid: int
-    until_s: Optional[float] = None  # as Sample.time_s
-    disturbs_trial = "pinned"
-
-    def applied(self, memory: Memory) -> Memory:
-        return replace(memory, pin_bytes=self.bytes, hold_until_s=float("-inf"))
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "pin", text=f"pinned to {formats.size(self.bytes)} by uid {self.uid}")
+    return Command(
+        "pin", f"pinned to {formats.size(limit_bytes)} by uid {pinned.uid}", "pinned",
+        {"pin_bytes": limit_bytes, **_AT_ONCE}, {"pinned": pinned},
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EndPin:
-    """End an expired pin; a drain continues."""
-
-    disturbs_trial = None  # there is none beside a pin
-
-    def applied(self, memory: Memory) -> Memory:
-        return replace(memory, pin_bytes=None, hold_until_s=float("-inf"))
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "pin", text="released when the pin expired")
-
-
-@dataclass(frozen=True)
-class Release:
-    """End a pin, and a drain."""
-
-    uid: int
-    disturbs_trial = "released"
-
-    def applied(self, memory: Memory) -> Memory:
-        return replace(memory, pin_bytes=None, draining=(), hold_until_s=float("-inf"))
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "pin", text=f"released by uid {self.uid}")
-
-
-@dataclass(frozen=True)
-class StartDrain:
+def start_drain(devices: Tuple[str, ...], draining: Draining) -> Command:
     """Lower the limits of these devices to the floor; replaces an earlier drain."""
-
-    devices: Tuple[str, ...]
-    draining: Draining
-    disturbs_trial = "drained"
-
-    def applied(self, memory: Memory) -> Memory:
-        return replace(memory, draining=self.devices, hold_until_s=float("-inf"))
-
-    def event(self, wall_s: float) -> Event:
-        names = ", ".join(self.devices)
-        return Event(wall_s, "drain", text=f"drain of {names} by uid {self.draining.uid}")
+    return Command(
+        "drain", f"drain of {', '.join(devices)} by uid {draining.uid}", "drained",
+        {"draining": devices, **_AT_ONCE}, {"draining": draining},
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EndDrain:
+def end_drain(why: str) -> Command:
     """Decide the limits again, unless they are pinned."""
-
-    why: str
-    disturbs_trial = None  # there is none beside a drain
-
-    def applied(self, memory: Memory) -> Memory:
-        return replace(memory, draining=())
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "drain", text=f"drain ended {self.why}")
-
-
-@dataclass(frozen=True)
-class ResetStats:
-    """Reset the counters."""
-
-    uid: int
-    disturbs_trial = None
-
-    def applied(self, memory: Memory) -> Memory:
-        return memory
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "reset", text=f"counters zeroed by uid {self.uid}")
-
-
-@dataclass(frozen=True)
-class Forget:
-    """Drop the learned values of a device."""
-
-    device: str
-    disturbs_trial = None
-
-    def applied(self, memory: Memory) -> Memory:
-        return forgotten(memory, self.device)
-
-    def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "forget", device=self.device)
-
-
-Command = Union[SetMode, Pin, EndPin, Release, StartDrain, EndDrain, ResetStats, Forget]
+    state = {"draining": None}
+    return Command("drain", f"drain ended {why}", memory={"draining": ()}, state=state)
 
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
     """Commands that end an expired pin, or a drain whose client is gone."""
     if state.pinned is not None and state.pinned.is_over(now_s):
         log.info("pin expired")
-        yield EndPin()
+        unpinned = {"pin_bytes": None, **_AT_ONCE}
+        text = "released when the pin expired"
+        yield Command("pin", text, memory=unpinned, state={"pinned": None})
     if state.draining is not None and state.draining.is_over(now_s):
         log.info("drain ended: its client is gone")
-        yield EndDrain("since its client is gone")
-
-
-def note_order(state: RuntimeState, command: Command, wall_s: float) -> None:
-    """Remember who gave the order, and reset the counters if that was the order."""
-    if isinstance(command, Pin):
-        state.pinned = Pinned(command.uid, wall_s, command.until_s)
-    elif isinstance(command, EndPin):
-        state.pinned = None
-    elif isinstance(command, Release):
-        state.pinned = state.draining = None
-    elif isinstance(command, StartDrain):
-        state.draining = command.draining
-    elif isinstance(command, EndDrain):
-        state.draining = None
-    elif isinstance(command, ResetStats):
-        state.totals = state.totals.zeroed(wall_s)
+        yield end_drain("since its client is gone")
 
 
 @dataclass(frozen=True)
@@ -272,12 +192,12 @@ class Commands:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
-        names = [each.device.name for each in find_devices(snapshot, wanted)]
+        names = [seen.device.name for seen in find_devices(snapshot, wanted)]
         if len(names) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(names)}: name one of these")
         if names[0] not in self.state.memory.devices or not self.learned.was_read:
             raise RequestError("learned values are still being read: try again in a second", 1)
-        self.apply(Forget(names[0]))
+        self.apply(Command("forget", forgets=names[0]))
         log.info("learned values of %s dropped by uid %d", names[0], uid)
         return forget_json(names[0], ["learned again from the next flood and fsync"])
 
@@ -292,7 +212,7 @@ class Commands:
         if now is None or now.number != number:
             return drain_json(number, ())  # released, or another one has taken its place
         if order == "end":
-            self.apply(EndDrain(f"by uid {uid}"))
+            self.apply(end_drain(f"by uid {uid}"))
             return drain_json(number, ())
         if order == "hold":
             self.state.draining = now._replace(until_s=None)
@@ -307,7 +227,7 @@ class Commands:
         wanted = names_argument(args, "devices")
         chosen = {
             seen.device.name: seen
-            for each in (wanted or (None,)) for seen in find_devices(snapshot, each)
+            for word in (wanted or (None,)) for seen in find_devices(snapshot, word)
             if wanted or seen.excluded is None
         }
         for name, seen in chosen.items():
@@ -319,7 +239,7 @@ class Commands:
             raise RequestError("no device is managed: `writebackctl devices` says why")
         begun_s = self.now()
         draining = Draining(int(begun_s * 1e6), uid, time.time(), begun_s + DRAIN_LEASE_S)
-        self.apply(StartDrain(tuple(chosen), draining))
+        self.apply(start_drain(tuple(chosen), draining))
         log.info("drain of %s by uid %d", ", ".join(chosen), uid)
         return drain_json(draining.number, tuple(chosen), self._not_lowered())
 
@@ -335,7 +255,8 @@ class Commands:
         return []
 
     def _reset_stats(self, uid: int) -> Answer:
-        self.apply(ResetStats(uid))
+        totals = self.state.totals.zeroed(time.time())
+        self.apply(Command("reset", f"counters zeroed by uid {uid}", state={"totals": totals}))
         log.info("counters zeroed by uid %d", uid)
         return reset_stats_json(self.state.totals)
 
@@ -369,7 +290,7 @@ class Commands:
         except ValueError:
             raise RequestError("mode is observe or enforce") from None
         try:
-            actions = self.apply(SetMode(mode))
+            actions = self.apply(set_mode(mode))
         except (OSError, ValueError) as error:
             raise RequestError(f"cannot read the limits: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
@@ -392,29 +313,33 @@ class Commands:
 
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Answer:
         if verb == "release":
-            self.apply(Release(uid))
+            self.apply(Command(
+                "pin", f"released by uid {uid}", "released",
+                {"pin_bytes": None, "draining": (), **_AT_ONCE},
+                {"pinned": None, "draining": None},
+            ))  # fmt: skip
             log.info("released by uid %d", uid)
             return pin_json(None)
-        pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
-        if pin < LEAST_LIMIT_BYTES:
+        wanted, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
+        if wanted < LEAST_LIMIT_BYTES:
             raise RequestError(
-                f"{pin} bytes: the kernel's minimum is {LEAST_LIMIT_BYTES}; write it with a unit,"
-                " like 15M"
+                f"{wanted} bytes: the kernel's minimum is {LEAST_LIMIT_BYTES}; write it with a"
+                " unit, like 15M"
             )
         snapshot = self.state.snapshot
         memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
-        if 0 < memory_bytes < pin:
+        if 0 < memory_bytes < wanted:
             raise RequestError(
-                f"{formats.size(pin)} is more than the {formats.size(memory_bytes)} of memory:"
+                f"{formats.size(wanted)} is more than the {formats.size(memory_bytes)} of memory:"
                 " such a limit throttles nothing"
             )
         until_s = self.now() + for_s if for_s is not None else None
-        self.apply(Pin(pin, uid, until_s))
+        self.apply(pin(wanted, Pinned(uid, time.time(), until_s)))
         lasts = "" if for_s is None else f" for {formats.duration(for_s)}"
-        log.info("pinned to %s%s by uid %d", formats.size(pin), lasts, uid)
+        log.info("pinned to %s%s by uid %d", formats.size(wanted), lasts, uid)
         memory, off = self.state.memory, self.state.off
         waits = memory.mode is Mode.OBSERVE or memory.yielded is not None
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if off is not None:
             lines.append(f"takes effect when {off} is removed")
-        return pin_json(pin, lines, for_s)
+        return pin_json(wanted, lines, for_s)

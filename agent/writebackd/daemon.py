@@ -22,19 +22,17 @@ from writebackd.actuate import kill_switch
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions, Executor, taken_over
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.watcher_supervisor import SERVICE_S, WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import SERVICE_S, LeaseHolder, WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
-from writebackd.commands import Command, Commands, Forget, SetMode, note_order, overdue
+from writebackd.commands import Command, Commands, overdue, set_mode
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimator import estimate
-from writebackd.event_loop import EventLoop
+from writebackd.event_loop import EventLoop, Signals
 from writebackd.host_monitor import HostMonitor, linked
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory_lock import collect_seldom
-from writebackd.kernel.signals import Signals
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, ORDERS, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
@@ -387,7 +385,7 @@ class Daemon:
         mode = Mode(policy.mode)
         from_policy = self._options.mode is None and self.state.mode_by_verb is None
         if from_policy and mode is not self.state.memory.mode:
-            self.apply(SetMode(mode, by_verb=False))
+            self.apply(set_mode(mode, by_verb=False))
         if not self.state.trial_just_ended:
             self._actuator.set_on_exit(policy.on_exit)
         self._publisher.routes.reload(policy.alerts)
@@ -404,20 +402,19 @@ class Daemon:
         if command.disturbs_trial is not None:
             self._trial.end(End.DISTURBED, command.disturbs_trial)
         actions: Actions = ()
-        if isinstance(command, SetMode):
+        if command.mode is not None:
             actions = self._executor.switch(command.mode)
         state.memory = command.applied(state.memory)
-        if isinstance(command, SetMode):
-            if command.by_verb:
-                state.mode_by_verb = command.mode
+        for name, value in command.state.items():
+            setattr(state, name, value)
+        if command.mode is not None:
             self._executor.set_dry_run(command.mode, state.off is not None)
             if state.snapshot is not None:
                 state.snapshot = in_mode(state.snapshot, state.memory)
-        elif isinstance(command, Forget):
-            watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
+        if command.forgets:
+            watches = {n: each for n, each in state.alerts.health.items() if n != command.forgets}
             state.alerts = replace(state.alerts, health=watches)
             self._learned.keep(state.memory, wall_s)
-        note_order(state, command, wall_s)
         self._orders.save(state)
         self._history.record(command.event(wall_s))
         return actions
@@ -430,7 +427,7 @@ class Daemon:
         state = self.state
         state.mode_after_trial = state.memory.mode
         if state.memory.mode is Mode.OBSERVE:
-            self.apply(SetMode(Mode.ENFORCE, by_verb=False))
+            self.apply(set_mode(Mode.ENFORCE, by_verb=False))
         state.trial_just_ended = False
         self._actuator.set_on_exit("restore")
         self._history.record(Event(time.time(), "trial", text=text))
@@ -441,7 +438,7 @@ class Daemon:
         state.memory = replace(state.memory, trial=None)
         self._history.record(Event(time.time(), "trial", text=text))
         if state.mode_after_trial is not state.memory.mode:
-            self.apply(SetMode(state.mode_after_trial, by_verb=False))
+            self.apply(set_mode(state.mode_after_trial, by_verb=False))
 
 
 def _boottime() -> float:

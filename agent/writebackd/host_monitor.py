@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads the host: devices, the probe, what stands behind the disks, conflicting tools."""
+"""Reads the host: devices, the probe, what stands behind the disks, conflicting tools.
+
+The probe is opened again when a filesystem is mounted that was not hooked.  Opening takes 1 to 3 s,
+and closing waits for the kernel at each hook, so threads do both.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import threading
 from dataclasses import replace
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.conflicting_tools import (
     ConflictingTool,
@@ -15,11 +21,11 @@ from writebackd.kernel.conflicting_tools import (
 )
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
-from writebackd.kernel.probe import Probe, open_probe
-from writebackd.kernel.reprobe import Reprobe
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.mounts import open_uevents
+from writebackd.kernel.probe import BpfProbe, Probe, open_probe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
-from writebackd.kernel.uevents import open_uevents
 from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.report.attribution import name_writers
@@ -77,7 +83,7 @@ class HostMonitor:
 
         A pattern may match disks that appear later.
         """
-        known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
+        known = ", ".join(sorted({device.name for device in self.topology.devices})) or "none"
         messages = tuple(
             f"--device {given}: no disk has this name. Disks with filesystems: {known}. For a disk"
             " that is added later, use a pattern of kernel names, such as 'sd*' or 'dm-*'"
@@ -93,15 +99,15 @@ class HostMonitor:
             f"no device with a filesystem matches --device {given}"
             for given, glob in zip(self._named, device_globs(self._named))
             if not any(
-                matches(glob, name, each.devno, each.driver)
-                for each in self.topology.devices for name in (each.name, *each.leaves)
+                matches(glob, name, device.devno, device.driver)
+                for device in self.topology.devices for name in (device.name, *device.leaves)
             )
         ]
 
     def _is_there(self, name: str) -> bool:
         """Whether a device or disk has this name, mounted or not; partitions do not count."""
         if any(
-            name in (each.name, each.devno, *each.leaves) for each in self.topology.devices
+            name in (device.name, device.devno, *device.leaves) for device in self.topology.devices
         ):
             return True
         files = self._files
@@ -117,7 +123,7 @@ class HostMonitor:
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,
         )
-        return [each for each in problems if each]
+        return [problem for problem in problems if problem]
 
     @property
     def conflicting(self) -> Optional[Tuple[ConflictingTool, ...]]:
@@ -180,3 +186,77 @@ class HostMonitor:
         return open_probe(
             self.backend, self._files, settings.queue_latency, settings.talkers, self._fsync_hook
         )
+
+
+log = logging.getLogger(__name__)
+
+
+class Reprobe:
+    """Reopens the probe if that may show more."""
+
+    def __init__(self, open_again: Callable[[], Probe], devices: Sequence[Device]) -> None:
+        """`devices` are those for which the probe was opened."""
+        self._open = open_again
+        self._devices = devices
+        self._tried: Set[str] = set()  # filesystems that the probe was opened anew for
+        self._thread: Optional[threading.Thread] = None
+        self._renewed: Optional[Probe] = None  # by the thread
+
+    def better(self, probe: Probe, devices: Sequence[Device]) -> Probe:
+        """The same probe, or a better one, while `probe` is being closed. Never waits.
+
+        Call it before reading a tick: the old probe reads that tick, the new one all later ones.
+        """
+        if self._thread is not None:
+            if not self._thread.is_alive():
+                self._thread = None
+                self._begin_after(probe)
+            return probe
+        if self._renewed is not None:
+            renewed, self._renewed = self._renewed, None
+            _start(probe.close)
+            return renewed
+        if devices is self._devices:
+            return probe
+        self._devices = devices
+        types = {kind for device in devices for _, kind, _ in device.filesystems}
+        self._tried &= types  # what is mounted again later may have lost its hooks meanwhile
+        if not probe.covers(sorted(types - self._tried)):
+            self._tried |= types  # what is refused now will be refused again
+            log.info("reopening the probe for %s", ", ".join(sorted(types)))
+            self._thread = _start(self._open_again)
+        return probe
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the probe being opened is open, or the time is over."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _open_again(self) -> None:
+        try:
+            self._renewed = self._open()
+        except (OSError, BpfError) as error:
+            log.error("probe not reopened: %s", error)
+
+    def _begin_after(self, probe: Probe) -> None:
+        """Discard what the new probe has read so far, except the stuck syncs of `probe`."""
+        renewed = self._renewed
+        if not isinstance(renewed, BpfProbe):
+            self._renewed = None  # better what we have than nothing
+            return
+        try:
+            if isinstance(probe, BpfProbe):
+                renewed.go_on_from(probe)
+            renewed.read()
+        except BpfError as error:
+            log.warning("the probe opened again may miss stuck syncs, or count twice: %s", error)
+
+
+def _start(work: Callable[[], None]) -> Optional[threading.Thread]:
+    thread = threading.Thread(target=work, name="probe", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # TasksMax= of the unit
+        log.error("no thread for the probe: %s", error)
+        return None
+    return thread

@@ -54,16 +54,16 @@ def others_may_change(
     if top in directories:
         directories = directories[directories.index(top) :]
     moving = f"move {path} to where root alone may write, such as {place}"
-    for each in (*directories, path):
-        status = each.lstat()
+    for directory in (*directories, path):
+        status = directory.lstat()
         if status.st_uid not in (0, os.geteuid()):
-            remedy = moving if each != path else f"chown -h root {each}"
-            return f"uid {status.st_uid} owns {each}: {remedy}"
+            remedy = moving if directory != path else f"chown -h root {directory}"
+            return f"uid {status.st_uid} owns {directory}: {remedy}"
         wide = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
-        safe = sticky and each != path and status.st_mode & stat.S_ISVTX
+        safe = sticky and directory != path and status.st_mode & stat.S_ISVTX
         if wide and not safe:
-            remedy = moving if each != path else f"chmod go-w {each}"
-            return f"others than root may write {each}: {remedy}"
+            remedy = moving if directory != path else f"chmod go-w {directory}"
+            return f"others than root may write {directory}: {remedy}"
     return None
 
 
@@ -72,7 +72,7 @@ def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str
     at = Path.cwd() / path
     for _ in range(_MOST_LINKS):
         why = others_may_change(at, sticky=True, place=place)
-        link = next((each for each in reversed((at, *at.parents)) if each.is_symlink()), None)
+        link = next((parent for parent in reversed((at, *at.parents)) if parent.is_symlink()), None)
         if why or link is None:
             return why
         at = link.parent / os.readlink(link) / at.relative_to(link)

@@ -13,17 +13,16 @@ from typing import Callable, List, Mapping, Optional, Tuple
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import LeaseHolder, WatcherSupervisor
 from writebackd.alerts.alert_types import Alert
 from writebackd.alerts.blind import BlindTicks
 from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import ActiveAlert, Key
 from writebackd.alerts.lifecycle import hidden
 from writebackd.host_monitor import HostMonitor
-from writebackd.kernel.cmdlines import CommandLines
+from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.self_usage import Usage
+from writebackd.kernel.memory_lock import Usage
 from writebackd.kernel.vm import LEVERS
 from writebackd.notify import Routes
 from writebackd.policy import Policy
@@ -126,7 +125,7 @@ class TickReport:
         state, in_force = self.state, self.policies.in_force
         spent, resident = self._usage.read()
         state.totals = state.totals.seen(sample, estimates, decision, spent)
-        limits_set = all(each.ok for each in actions if each.lever in LEVERS)
+        limits_set = all(action.ok for action in actions if action.lever in LEVERS)
         alerts, state.alerts = detect(
             policy, state.alerts, sample, estimates, decision, state.memory,
             state.off is None and limits_set,

@@ -16,18 +16,17 @@ from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.mounts import parse_mountinfo
 from writebackd.kernel.vm import LEVERS, host_info, read_state
 from writebackd.policy import PolicyError, load_policy
-from writebackd.policy.facts import HostFacts
 from writebackd.policy.load import load_all, render
 from writebackd.policy.match import judge
+from writebackd.policy.reload import Timetable
+from writebackd.policy.rules import HostFacts
 from writebackd.policy.schema import Policy
-from writebackd.policy.timetable import Timetable
 from writebackd.report import control_server, learned_store
 from writebackd.report.control_server import RequestError, size_argument, text_argument
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
 from writebackd.storage import report_file as raid_report
-from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
-from writebackd.storage.tool_output import text_of
+from writebackd.storage.tool_output import Controller, ToolError, text_of
 from writebackd.types.storage import Device
 
 
@@ -188,7 +187,7 @@ _LINE = b"   8       0 sda 101 2 3000 41 501 6 7000 81 9 1001 1101 1 2 3 4 1601 
 
 def seeds(target: str) -> List[bytes]:
     """Good examples to begin with."""
-    from writebackd.policy.find import packaged_dir
+    from writebackd.policy.load import packaged_dir
 
     examples: Dict[str, Any] = {
         "policy": [path.read_bytes() for path in packaged_dir().glob("*.conf")],

@@ -15,9 +15,9 @@ import pytest
 
 from tests.lab.disks import Disk
 from tests.lab.rig import Rig
+from writebackd.host_monitor import Reprobe
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
-from writebackd.kernel.reprobe import Reprobe
 from writebackd.types.samples import SyncSample
 from writebackd.types.storage import Device
 

@@ -15,9 +15,8 @@ from tests.kernel.fault_rig import wait_for
 from tests.kernel.scratch import MKFS, loop_device, mounted, run
 from writebackd.kernel.diskstats import DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.mounts import read_mounts
+from writebackd.kernel.mounts import Uevents, open_uevents, read_mounts
 from writebackd.kernel.topology import Topology, scan
-from writebackd.kernel.uevents import Uevents, open_uevents
 from writebackd.types.storage import Device
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for losetup and mount")

@@ -227,10 +227,10 @@ TELLING = """import sys, time
 sys.path.insert(0, "/usr/lib/writebackd")
 from writebackd import journald as journal
 from writebackd.types.levers import Action
-from writebackd.notify import journal_fields
+from writebackd.notify import journal_route
 
 for number in (30, 31):
-    said = journal_fields.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
+    said = journal_route.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
     journal.send({"MESSAGE": f"{number} of {sys.argv[1]}", **said["journal"]})
 time.sleep(1.0)  # journald asks the kernel whose they are
 """

@@ -8,9 +8,11 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import samples
 from plant import latencies
-from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts import messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import AlertMemory
+from writebackd.alerts.views import TickView
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
@@ -34,6 +36,13 @@ from writebackd.types.storage import Backing, Device
 MB = 1 << 20
 SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=1, driver="megaraid_sas")
 SDB = Device("sdb", "8:16", "8:16", ("sdb",), ("8:16",), diskseq=2, driver="megaraid_sas")
+
+
+def done_about(cause: Cause, decision: Decision, memory: Memory) -> str:
+    """What an alert on sda with this cause says that the agent did."""
+    sample = samples.guard().sample
+    tick = TickView(load_policy(), AlertMemory(), sample, decision, memory, in_force=True)
+    return messages.done(tick, "sda", cause)
 
 
 # A seek and a part of a turn: none is like another.

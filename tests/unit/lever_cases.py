@@ -10,7 +10,7 @@ import pytest
 
 from fake_levers import FakeLevers
 from limit_cases import MIB
-from writebackd.actuate import child_jobs
+from writebackd.actuate import lever_plan
 from writebackd.actuate.actuator import Actuator
 from writebackd.kernel import cgroup_io_max
 from writebackd.types.levers import Action, LeverKind, Setting
@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
     files = FakeLevers()
     if systemd:
         files.boot_systemd()
-    monkeypatch.setattr(child_jobs, "Job", files.job)
+    monkeypatch.setattr(lever_plan, "Job", files.job)
     monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     return files
 

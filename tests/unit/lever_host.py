@@ -14,7 +14,7 @@ from fake_levers import BDI, CGROUPS, FakeLevers
 from fake_vm import SYSCTL
 from lever_cases import CAP, FLUSH, NR, SECTORS, UNIT, pace
 from writebackd import daemon as daemon_module
-from writebackd.actuate import child_jobs
+from writebackd.actuate import lever_plan
 from writebackd.control.decide import decide
 from writebackd.kernel import cgroup_io_max
 from writebackd.types.levers import Setting
@@ -105,7 +105,7 @@ def lever_rig(
         host.set_property("dump.service", "IOReadBandwidthMax", "/dev/block/8:0", "900")
     else:
         host.poke(IO_MAX, "8:0 rbps=900")
-    monkeypatch.setattr(child_jobs, "Job", host.job)
+    monkeypatch.setattr(lever_plan, "Job", host.job)
     monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     wishing.install(monkeypatch)
     rig = Rig(tmp, monkeypatch, host)

@@ -9,9 +9,20 @@ from typing import Any, List, Mapping, Optional
 
 import pytest
 
-from alert_host import HANGS, MB, SDA, SDB, SLOW, STARVED, UNCACHED, Watched, remembered, starved
+from alert_host import (
+    HANGS,
+    MB,
+    SDA,
+    SDB,
+    SLOW,
+    STARVED,
+    UNCACHED,
+    Watched,
+    done_about,
+    remembered,
+    starved,
+)  # fmt: skip
 from plant import latencies
-from writebackd.alerts import messages
 from writebackd.alerts.alert_types import AlertName, Cause, Severity
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.cause import container_in, unit_in
@@ -321,7 +332,7 @@ def test_what_is_done_is_told_of_the_limit_that_the_device_has() -> None:
     nothing = Decision(None, None, None, "")
     own = Memory(caps={"sda": Cap(4 << 20, in_force=True)})
     for memory, said in ((own, "holds the limit at 4.0M"), (Memory(), "no limit set yet")):
-        assert messages.done("sda", Cause.FLOOD, nothing, memory, True) == said
+        assert done_about(Cause.FLOOD, nothing, memory) == said
 
 
 @pytest.mark.parametrize("trouble", [0, 12])

@@ -19,12 +19,13 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from fake_host import FakeProbe, Rig, no_trace
-from test_cgroup_index import FakeMap
+from test_map_readers import FakeMap
+from writebackd.host_monitor import Reprobe
 from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module
+from writebackd.kernel.bpf_layout import LossCounters
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.full_tables import LossCounters
 from writebackd.kernel.hooks import THROTTLED, Choice
 from writebackd.kernel.map_readers import (
     BlockReader,
@@ -35,7 +36,6 @@ from writebackd.kernel.map_readers import (
     TaskReader,
 )
 from writebackd.kernel.probe import BpfProbe
-from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.types.storage import Device
 

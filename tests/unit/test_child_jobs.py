@@ -25,12 +25,12 @@ from lever_cases import (
     started,
 )
 from limit_cases import saved
-from writebackd.actuate import child_jobs
+from writebackd.actuate import lever_plan
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.child_jobs import MOST_AT_ONCE
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
+from writebackd.actuate.lever_plan import MOST_AT_ONCE
 from writebackd.kernel.child_process import ChildError, Run, Work
 from writebackd.types.levers import Action, LeverKind, Setting
 
@@ -253,7 +253,7 @@ def test_a_shelf_of_disks_gets_along_with_the_tasks_of_a_unit(
 ) -> None:
     """Of 24 disks below one array all but some were refused, and at the end not restored."""
     few, disks = FewTasks(plain, MOST_AT_ONCE), [f"sd{x}" for x in "bcdefghijklmnopqrstuvwxy"]
-    monkeypatch.setattr(child_jobs, "Job", few.job)
+    monkeypatch.setattr(lever_plan, "Job", few.job)
     for number, disk in enumerate(disks):
         plain.plug(f"66:{number}", disk)
     found = plain.state()

@@ -440,7 +440,7 @@ def test_restore_says_when_it_fails(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This host may have had a daemon since it booted.
-    monkeypatch.setattr("writebackd.actuate.first_found.first_found", lambda files: None)
+    monkeypatch.setattr("writebackd.actuate.ledger.first_found", lambda files: None)
     (tmp_path / "ledger.json").write_text("damaged")
     code, out, _ = run("restore")
     assert code == (BAD_NEWS if os.geteuid() == 0 else NOT_PERMITTED)

@@ -23,7 +23,7 @@ from writebackd.cli.answer_screens import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
-from writebackd.policy.timetable import read_timetable
+from writebackd.policy.reload import read_timetable
 from writebackd.report.control_server import RequestError
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.learned_store import decode

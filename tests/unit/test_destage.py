@@ -12,7 +12,7 @@ import samples
 from plant import DISK, HOST
 from writebackd.control.decide import decide
 from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, plan_destage
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.policy import load_policy
 from writebackd.tuning import DEADBAND
 from writebackd.types.core_memory import Memory

@@ -19,7 +19,7 @@ from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Seve
 from writebackd.alerts.blind import GOOD_TICKS
 from writebackd.alerts.detect import detect
 from writebackd.daemon import SILENT_TICKS
-from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
+from writebackd.kernel.argv_redaction import MOST_CHARS, CommandLines
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.attribution import with_command_lines

@@ -17,12 +17,11 @@ from writebackd.kernel.bdi import WHOLE, fraction
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.tuning import AGAIN_S, CACHE_S, DEADBAND, IN_FORCE, MOST_OWN, WAVE_S
-from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.core_memory import Cap, Memory, PaceMemory
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import Action, ForeignWrite, LeverKind, Setting, VmLimits
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import DeviceSample, Sample, TaskSample, VmState
 
 MB = 1 << 20

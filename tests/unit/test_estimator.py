@@ -10,8 +10,8 @@ import pytest
 
 from drain_cases import KNOWN, LIMIT, MB, POLICY, QUICK, SLOW, THRESHOLD, R
 from plant import DISK, HOST, latencies
+from writebackd.estimate.cache_size import FILL_FRESH_S, FULL_SHARE
 from writebackd.estimate.estimator import estimate, objective_s
-from writebackd.estimate.true_fill import FILL_FRESH_S, FULL_SHARE
 from writebackd.tuning import CACHE_S, SHARE_HALF_S, SHARE_LEAST
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.device_memory import DeviceMemory, LawMemory

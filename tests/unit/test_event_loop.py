@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The daemon's loop on a host without a kernel: its ticks come first."""
+"""Ticks by the clock, signals and sockets between them; clocks that jump."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import logging
 import queue
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,15 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from fake_host import Rig
+from fake_host import FakeHost, Rig
+from writebackd import daemon
+from writebackd.actuate import lease, watcher
+from writebackd.actuate.lease import Lease
+from writebackd.actuate.lock import open_private
+from writebackd.actuate.watcher import Watcher
 from writebackd.cli.daemon_main import _DroppingHandler
-from writebackd.event_loop import EventLoop
-from writebackd.paths import HISTORY
+from writebackd.event_loop import EventLoop, Signals
+from writebackd.paths import HISTORY, LEASE, WATCH
 from writebackd.report.control_server import MAX_CLIENTS, ControlServer
 from writebackd.report.history_query import read_history
 from writebackd.report.snapshot import Snapshot
@@ -165,3 +171,76 @@ def test_a_trace_is_told_without_a_look_at_the_sources(monkeypatch: pytest.Monke
     assert "a request failed" in said and "ValueError('of all things')" in said
     assert f"{__file__}:" in said and sys._getframe().f_code.co_name in said
     assert looked == []
+
+
+def monotonic() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def test_samples_are_timed_by_the_boot_clock() -> None:
+    assert daemon._boottime() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5.0)
+
+
+def test_the_lease_is_by_the_monotonic_clock(tmp_path: Path) -> None:
+    one = Lease(tmp_path, 10.0)
+    assert one.take()
+    line = lease.read_lease(open_private(tmp_path / LEASE))
+    assert line is not None and line.until_s == pytest.approx(monotonic() + 10.0, abs=5.0)
+    assert one.renew()
+    line = lease.read_lease(open_private(tmp_path / LEASE))
+    assert line is not None and line.until_s == pytest.approx(monotonic() + 10.0, abs=5.0)
+    assert 5.0 < one.remaining_s <= 10.0
+    one.permit()
+
+
+def test_the_watcher_is_by_the_monotonic_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watcher(FakeHost(tmp_path / "root"), tmp_path, stay=True)
+    one.look(monotonic())
+    line = lease.read_watch(open_private(tmp_path / WATCH))
+    assert line is not None and line.beat_s == pytest.approx(monotonic(), abs=5.0)
+    assert one._wake_s == pytest.approx(monotonic(), abs=5.0)
+    looked: List[float] = []
+
+    def look(self: Watcher, now_s: float) -> None:
+        looked.append(now_s)
+
+    monkeypatch.setattr(Watcher, "look", look)
+    monkeypatch.setattr("writebackd.actuate.watcher.signal.pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.memory_lock.lock_all", lambda: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.memory_lock.set_name", lambda name: None)
+    monkeypatch.setattr("writebackd.actuate.watcher.threading.stack_size", lambda size: 0)
+    assert watcher.run(tmp_path, stay=False) == 0
+    assert looked == [pytest.approx(monotonic(), abs=5.0)]
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_the_loop_ticks_on_whatever_is_set(
+    monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    signals = Signals()
+    ticks: List[float] = []
+    real, begun = time.time, time.time()
+    monkeypatch.setattr(
+        "writebackd.event_loop.time.time", lambda: real() + step_s * (real() > begun + 0.1)
+    )
+
+    def tick() -> bool:
+        ticks.append(monotonic())
+        if len(ticks) == 10:
+            signals.stop = "enough"
+        return False
+
+    def give_up() -> None:
+        signals.stop = "late"
+        signals._sender.send(b"x")
+
+    loop = EventLoop(signals, [])
+    late = threading.Timer(5.0, give_up)
+    late.start()
+    loop.run(0.05, tick, lambda: None)
+    late.cancel()
+    loop.close()
+    assert len(ticks) == 10
+    assert 0.3 < ticks[-1] - ticks[0] < 2.0

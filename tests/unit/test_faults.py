@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Faults on a host without a kernel: refused writes, full directories, clocks that jump.
-
-After each the limits are what they were found as or what was asked for, the log
-has one line for it and no traceback, and the daemon goes on.
-"""
+"""Faults: files that fail, state on disk that is damaged."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
 import os
+import random
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Iterator, List
 
 import pytest
 
 from fake_host import Rig, no_trace
-from fake_vm import SYSCTL
+from fake_vm import SYSCTL, FakeVm
+from history_cases import TIMEOUT_S, event, written
+from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.ledger import Ledger, LedgerError, LeverEntry, load
+from writebackd.actuate.ledger_restore import restore_from_ledger
+from writebackd.cli.history import folded, render_history
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.vm import LEVERS
+from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_store import History
 from writebackd.types.levers import VmLimits
 
 PIN = 32 << 20
@@ -129,3 +136,120 @@ def test_a_clock_that_stands_still_is_no_division_by_zero(rig: Rig) -> None:
         rig.host.flow(1 << 20)
         rig.daemon._tick()
     assert rig.host.limits.dirty_bytes == PIN
+
+
+OURS = VmLimits(16 << 20, 0, 8 << 20, 0)
+SEED = 20260102
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> bytes:
+    return written(tmp_path / "good.db", map(event, range(5))).read_bytes()
+
+
+def look(path: Path) -> None:
+    """What `writebackctl history` does with the file: an answer, or an error in words."""
+    try:
+        events = read_history(path)
+    except HistoryError as error:
+        assert "\n" not in str(error)
+        return
+    json.dumps([asdict(each) for each in events])
+    render_history(folded([asdict(each) for each in events]), 100, False)
+
+
+def flipped(data: bytes, dice: random.Random, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        damaged = bytearray(data)
+        for _ in range(dice.randint(1, 3)):
+            damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+        yield bytes(damaged)
+
+
+def test_a_history_cut_short_at_every_byte_is_read_or_refused(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "history.db"
+    path.write_bytes(good)
+    for length in reversed(range(len(good))):
+        os.truncate(path, length)
+        look(path)
+
+
+def test_a_history_with_flipped_bits_is_read_or_refused(tmp_path: Path, good: bytes) -> None:
+    path, dice = tmp_path / "history.db", random.Random(SEED)
+    # Then one in each byte that is not 0: the header, the schema, the rows.
+    used = [at for at, byte in enumerate(good) if byte]
+    for damaged in flipped(good, dice, 1000):
+        path.write_bytes(damaged)
+        look(path)
+    for at in used:
+        damaged_here = bytearray(good)
+        damaged_here[at] ^= 1 << dice.randrange(8)
+        path.write_bytes(damaged_here)
+        look(path)
+
+
+def test_a_damaged_history_takes_new_events(tmp_path: Path, good: bytes) -> None:
+    """Or begins anew, with what was damaged beside it; it never ends the writer."""
+    dice = random.Random(SEED)
+    cut = [good[: dice.randrange(len(good))] for _ in range(40)]
+    for number, damaged in enumerate([*cut, *flipped(good, dice, 40)]):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        path = directory / "history.db"
+        path.write_bytes(damaged)
+        history = History(path)
+        for each in range(5, 8):
+            history.record(event(each))
+        assert history.close(TIMEOUT_S) or history.dropped, "lost, and not counted"
+        look(path)
+
+
+LEDGER = Ledger(
+    boot_id="0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f",
+    pid=4711,
+    created_wall_s=1_764_000_000.5,
+    on_exit="restore",
+    originals=VmLimits(0, 20, 0, 10),
+    written=((15728640, 7340032), (OURS.dirty_bytes, OURS.dirty_background_bytes)),
+    levers=(
+        LeverEntry("bdi", "8:0", "max_bytes", 42, "1000000", ("20000", "10000")),
+        LeverEntry("pace", "/backup.service", "8:0", 0, "max", ("1048576",)),
+    ),
+)
+
+
+def damaged_ledgers(whole: bytes) -> List[bytes]:
+    """Cut short at every byte, and each byte with a bit flipped; test_ledger.py has all bits."""
+    dice, damaged = random.Random(SEED), [whole[:length] for length in range(len(whole) - 1)]
+    for place in range(len(whole)):
+        one = bytearray(whole)
+        one[place] ^= 1 << dice.randrange(8)
+        damaged.append(bytes(one))
+    return damaged
+
+
+def test_a_damaged_ledger_is_refused_by_whoever_reads_it_and_touches_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.json"
+    LEDGER.save(path)
+    assert load(path) == LEDGER
+    refused = 0
+    for damaged in damaged_ledgers(path.read_bytes()):
+        path.write_bytes(damaged)
+        with contextlib.suppress(LedgerError):
+            assert load(path) == LEDGER
+            continue
+        refused += 1
+        vm = FakeVm(OURS)
+        outcome = restore_from_ledger(vm, path)
+        assert outcome.status == "failed" and len(outcome.lines) == 1
+        with pytest.raises(LedgerError):
+            Actuator(vm, path, "restore").start()
+        assert not vm.writes
+        assert path.read_bytes() == damaged, "all that is known of the originals"
+    assert refused > 2 * len(damaged) - 20
+    replace(LEDGER, levers=()).save(path)
+    vm = FakeVm(OURS)
+    assert restore_from_ledger(vm, path).status == "restored"
+    assert vm.limits == LEDGER.originals

@@ -21,7 +21,7 @@ from lever_cases import UNIT
 from lever_host import IO_MAX, LEVER_FILES, PIN, SETTLE, WISHES, lever_rig
 from limit_cases import saved
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import lever_plan, self_test
+from writebackd.actuate import lever_plan, lever_registry
 from writebackd.actuate import watcher as watcher_module
 from writebackd.actuate.ledger import load
 from writebackd.actuate.watcher import Watcher
@@ -82,7 +82,7 @@ def case(
 ) -> Iterator[Case]:
     # What is refused is asked for again at once.
     monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
-    monkeypatch.setattr(self_test, "TEST_AGAIN_S", 0.0)
+    monkeypatch.setattr(lever_registry, "TEST_AGAIN_S", 0.0)
     monkeypatch.setattr(watcher_module, "say", lambda text: None)
     case = Case(tmp_path, monkeypatch, request.param)
     case.rig.tick(2)

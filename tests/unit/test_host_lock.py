@@ -20,8 +20,7 @@ from lever_host import LEVER_FILES, SETTLE, WISHES, lever_rig
 from limit_cases import MIB, saved
 from served import Served
 from writebackd.actuate import lock
-from writebackd.actuate.first_found import first_found
-from writebackd.actuate.ledger import load
+from writebackd.actuate.ledger import first_found, load
 from writebackd.actuate.ledger_restore import left_in_force
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli import client, ctl

@@ -13,8 +13,8 @@ from typing import Dict, Iterator, Tuple, Union
 import pytest
 
 from writebackd import journald as journal
-from writebackd.notify import journal_fields
-from writebackd.notify.journal_fields import DECISION, FOREIGN_WRITER, REVERTED
+from writebackd.notify import journal_route
+from writebackd.notify.journal_route import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.types.levers import Action, ForeignWrite, Intrusion
 
 Journald = Tuple[socket.socket, str]
@@ -96,7 +96,7 @@ def test_the_log_has_fields_as_well(journald: Journald) -> None:
     log = logging.Logger("test")
     log.addHandler(journal.JournalHandler(path))
     action = Action("dirty_bytes", "0", "15728640", True)
-    log.info("%s set", action.lever, extra=journal_fields.lever(action, "a flood"))
+    log.info("%s set", action.lever, extra=journal_route.lever(action, "a flood"))
     found = parsed(sock.recv(65536))
     wanted = {
         "MESSAGE": "dirty_bytes set", "PRIORITY": "6", "SYSLOG_IDENTIFIER": "writebackd",
@@ -114,30 +114,30 @@ def test_a_log_that_cannot_be_told_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_lever_that_goes_home_is_another_kind_of_message() -> None:
-    fields = journal_fields.lever(Action("queue sda nr_requests", "8", "64", True), "")["journal"]
+    fields = journal_route.lever(Action("queue sda nr_requests", "8", "64", True), "")["journal"]
     assert fields["MESSAGE_ID"] == REVERTED
     assert "OLD_BYTES" not in fields and "REASON" not in fields
 
 
 def test_a_limit_names_the_decision_that_it_follows() -> None:
-    limit = journal_fields.lever(Action("dirty_bytes", "0", "4194304", True), "a flood", "sda#3")
+    limit = journal_route.lever(Action("dirty_bytes", "0", "4194304", True), "a flood", "sda#3")
     assert limit["journal"]["DECISION_ID"] == "sda#3"
     # Another lever has a reason of its own, and what goes home has none.
     queue = Action("queue sdb nr_requests", "64", "8", True)
-    assert "DECISION_ID" not in journal_fields.lever(queue, "a flood", "sda#3")["journal"]
-    restored = journal_fields.lever(Action("dirty_bytes", "1", "2", True), "")
+    assert "DECISION_ID" not in journal_route.lever(queue, "a flood", "sda#3")["journal"]
+    restored = journal_route.lever(Action("dirty_bytes", "1", "2", True), "")
     assert "DECISION_ID" not in restored["journal"]
 
 
 def test_a_foreign_writer_is_named() -> None:
     limit = ForeignWrite("dirty_ratio", "40", pid=7, comm="sysctl", cmdline="sysctl -w x")
-    fields = journal_fields.foreign(limit)["journal"]
+    fields = journal_route.foreign(limit)["journal"]
     assert (fields["MESSAGE_ID"], fields["NEW"]) == (FOREIGN_WRITER, "40")
     assert fields["WRITER"].startswith("sysctl (pid 7") and fields["WRITER_PID"] == "7"
     other = ForeignWrite("queue sda nr_requests", "8")
-    found = journal_fields.foreign_limits([Intrusion(other, 1.0), Intrusion(limit, 1.0)])
+    found = journal_route.foreign_limits([Intrusion(other, 1.0), Intrusion(limit, 1.0)])
     assert found["journal"] == fields
-    assert journal_fields.foreign_limits([Intrusion(other, 1.0)]) == {}
+    assert journal_route.foreign_limits([Intrusion(other, 1.0)]) == {}
 
 
 def test_lines_for_a_journal_that_reads_standard_error() -> None:

@@ -18,7 +18,7 @@ import pytest
 from fake_levers import FakeJob, FakeLevers
 from fake_vm import DEFAULT, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
-from writebackd.actuate import child_jobs, lease, ledger_restore, watcher
+from writebackd.actuate import lease, ledger_restore, lever_plan, watcher
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import open_private, take_lock
@@ -306,7 +306,7 @@ def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
 ) -> None:
     """TasksMax= of its unit is 16, and a disk may hang for hours."""
     files = FakeLevers()
-    monkeypatch.setattr(child_jobs, "Job", files.job)
+    monkeypatch.setattr(lever_plan, "Job", files.job)
     monkeypatch.setattr(ledger_restore, "WAIT_S", 0.01)
     before = files.state()
     host = Host(tmp_path, files)
@@ -321,7 +321,7 @@ def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
         limits_s.append(limit_s)
         return files.job(work, limit_s)
 
-    monkeypatch.setattr(child_jobs, "Job", job)
+    monkeypatch.setattr(lever_plan, "Job", job)
     host.run_out()
     for number in range(40):
         host.watcher.look(time.monotonic() + LENGTH_S + 10.0 * number)

@@ -20,7 +20,7 @@ from writebackd.actuate.lock import AlreadyRunning, open_private
 from writebackd.actuate.watcher import Watcher
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.daemon import Daemon
-from writebackd.kernel.signals import Signals
+from writebackd.event_loop import Signals
 from writebackd.paths import LEASE
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
@@ -86,7 +86,7 @@ def test_what_cannot_go_home_at_the_end_is_left_to_the_watcher(rig: Rig) -> None
 def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
     daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
-    monkeypatch.setattr("writebackd.actuate.lease_holder.WAIT_S", 0.0)
+    monkeypatch.setattr("writebackd.actuate.watcher_supervisor.WAIT_S", 0.0)
     monkeypatch.setattr(daemon._lease, "renew", lambda: False)
     daemon._signals.stop = "enough"
     written = len(rig.host.writes)
@@ -159,7 +159,7 @@ def test_a_write_that_went_out_behind_the_watcher_is_put_back_in_the_same_tick(r
 def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("writebackd.actuate.first_found.first_found", lambda files: None)
+    monkeypatch.setattr("writebackd.actuate.ledger.first_found", lambda files: None)
     run_out(rig)
     ledger = rig.runtime_dir / "ledger.json"
     text = ledger.read_text()
@@ -167,7 +167,7 @@ def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig.tick(20)
     told = [
         record for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name == "writebackd.actuate.lease_holder"
+        if record.levelno >= logging.WARNING and record.name.endswith(".watcher_supervisor")
     ]  # fmt: skip
     assert len(told) == 2, told  # that it was lost, and why it is not held again
     assert rig.status()["lease"]["lost"] == 1

@@ -20,9 +20,9 @@ import samples
 import schema
 from fake_host import Rig
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
-from writebackd.commands import SetMode
+from writebackd.commands import set_mode
 from writebackd.kernel.map_readers import Reading
-from writebackd.policy.timetable import Open
+from writebackd.policy.reload import Open
 from writebackd.report.control_server import Shared
 from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, metrics_json, render
 from writebackd.report.snapshot import Snapshot
@@ -367,7 +367,7 @@ def test_what_observe_would_write_is_not_counted(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     started_s = rig.wall
-    rig.daemon.apply(SetMode(Mode.OBSERVE))
+    rig.daemon.apply(set_mode(Mode.OBSERVE))
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)

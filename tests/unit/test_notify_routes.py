@@ -27,10 +27,13 @@ from route_cases import (
     wait_for,
 )
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit
-from writebackd.notify import Routes, dispatch, journal_fields
-from writebackd.notify.alert_events import AlertEvent, EventKind, Tracker
-from writebackd.notify.alert_text import (
+from writebackd.notify import Routes, dispatch
+from writebackd.notify import journal_route as journal
+from writebackd.notify.alert_events import (
     RUNBOOK,
+    AlertEvent,
+    EventKind,
+    Tracker,
     alert_event_json,
     fact,
     headline,
@@ -472,7 +475,7 @@ def test_without_a_journal_it_is_the_log(caplog: pytest.LogCaptureFixture) -> No
 def test_the_catalog_has_every_kind_of_message() -> None:
     text = (ROOT / "systemd" / "writebackd.catalog").read_text()
     known = {
-        value for name, value in vars(journal_fields).items()
+        value for name, value in vars(journal).items()
         if name.isupper() and isinstance(value, str)
     }  # fmt: skip
     assert {row[3:] for row in text.splitlines() if row.startswith("-- ")} == known

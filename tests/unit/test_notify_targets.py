@@ -35,9 +35,8 @@ from route_cases import (
 from writebackd.alerts.alert_types import Alert
 from writebackd.notify import exec_hook
 from writebackd.notify.alert_events import EventKind
-from writebackd.notify.alertmanager import MAX_ENDED, Alertmanager, labels_of
+from writebackd.notify.alertmanager import MAX_ENDED, Alertmanager, Answer, labels_of, post
 from writebackd.notify.exec_hook import hook_route, run_program, unprivileged
-from writebackd.notify.http_post import Answer, post
 from writebackd.notify.mail import mail_route, message
 from writebackd.notify.route import Backoff, Refused, RouteError
 

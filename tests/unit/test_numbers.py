@@ -19,11 +19,10 @@ from typing import Dict, List, Sequence, Tuple
 import pytest
 
 import samples
-from alert_host import MB, Watched
+from alert_host import MB, Watched, done_about
 from test_metrics import value
 from trial_case import made, plan
 from writebackd import formats
-from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.alerts.lifecycle import CAUSE_HOLDS_S
 from writebackd.cli.alerts import render as render_alerts
@@ -547,7 +546,7 @@ def test_exhausted_names_the_floor_while_it_is_in_force(share: float) -> None:
 def test_of_an_unknown_cause_nothing_is_ruled_out() -> None:
     """It said "not caused by dirty pages"."""
     done = {
-        cause: messages.done("sda", cause, samples.guard().decision, Memory(), True)
+        cause: done_about(cause, samples.guard().decision, Memory())
         for cause in (Cause.UNKNOWN, Cause.DEVICE)
     }
     assert done[Cause.UNKNOWN] == "cause unknown: check the kernel log"

@@ -19,10 +19,9 @@ from writebackd.policy import load_policy
 from writebackd.policy.keys import Protect
 from writebackd.policy.schema import Policy
 from writebackd.tuning import EVERY_S, SPEND
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import CgroupControl, CgroupSample, Sample
 
 NOW = 1000.0

@@ -14,10 +14,9 @@ from plant import HOST, RATIOS
 from samples import flooded
 from writebackd.control.pacing.pace import pace
 from writebackd.policy import load_policy
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import CgroupControl, CgroupSample, DeviceSample, Sample, VmState
 from writebackd.types.storage import Device
 

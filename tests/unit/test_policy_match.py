@@ -32,7 +32,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.policy import Policy, PolicyError, list_policies, load_policy, render
 from writebackd.policy.match import choose
-from writebackd.policy.timetable import Timetable
+from writebackd.policy.reload import Timetable
 from writebackd.report.status_answer import status_json
 from writebackd.types.decision import Mode
 

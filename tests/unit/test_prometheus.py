@@ -26,7 +26,7 @@ from busy_host import busy_host, counted
 from checkout import ROOT
 from fake_host import Rig
 from writebackd.kernel.map_readers import Reading
-from writebackd.policy.timetable import Open
+from writebackd.policy.reload import Open
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.metrics_server import Exposition, MetricsServer, open_tcp
 from writebackd.types.decision import Mode

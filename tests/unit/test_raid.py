@@ -33,8 +33,8 @@ from writebackd.storage import report_file, storcli
 from writebackd.storage.backing_watch import HANGS, LOOK_S, BackingWatch, look_at_arrays
 from writebackd.storage.collector import collect, with_kernel
 from writebackd.storage.device_matcher import Matcher
-from writebackd.storage.raid_types import Controller, Volume
 from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection, Threshold
 

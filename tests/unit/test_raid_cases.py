@@ -30,8 +30,8 @@ from writebackd.storage import (
 from writebackd.storage.backing_watch import look_at_arrays
 from writebackd.storage.collector import collect
 from writebackd.storage.device_matcher import Matcher
-from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import Tool
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 __all__ = ["bin_dir", "tree"]  # fixtures

@@ -21,8 +21,8 @@ from fake_sysfs import FakeSysfs
 from raid_host import EXAMPLE, ME, answering, bin_dir, program, soon, tree
 from writebackd.storage import raid_tools, report_file, ssacli
 from writebackd.storage.collector import collect, main
-from writebackd.storage.raid_types import ToolError, Volume
 from writebackd.storage.report_file import CollectorReport, Tool
+from writebackd.storage.tool_output import ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 __all__ = ["bin_dir", "tree"]  # fixtures

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import raid_cases as cases
 from fake_sysfs import FakeSysfs
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tool_output
-from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 BACK, THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH

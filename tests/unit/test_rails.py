@@ -25,7 +25,7 @@ from lever_cases import bdi_settings
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
-from writebackd.actuate import child_jobs, executor, host_lock
+from writebackd.actuate import executor, host_lock, lever_plan
 from writebackd.actuate import kill_switch as off_module
 from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import ledger_restore as restore_module
@@ -249,7 +249,7 @@ def a_device_is_known_before_the_first_write(bench: Bench) -> None:
 
 def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
     files, path = FakeLevers(), bench.tmp / "paces.json"
-    bench.patch.setattr(child_jobs, "Job", files.job)
+    bench.patch.setattr(lever_plan, "Job", files.job)
     cgroup = "/system.slice/dump.service"
     files.poke(f"/sys/fs/cgroup{cgroup}/io.max", "8:0 wbps=777")
     actuator = Actuator(files, path, "restore")

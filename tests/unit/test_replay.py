@@ -33,7 +33,7 @@ from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
-from writebackd.commands import SetMode
+from writebackd.commands import set_mode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import recorder
 from writebackd.report.codec import Interned, pack, unpack
@@ -196,7 +196,7 @@ def test_the_daemon_records_what_can_be_replayed(
     rig.tick(8)
     rig.pin(8 << 20)
     rig.tick(3)
-    rig.daemon.apply(SetMode(Mode.OBSERVE))
+    rig.daemon.apply(set_mode(Mode.OBSERVE))
     rig.tick(3)
     assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
     rig.end()

@@ -13,7 +13,7 @@ from fake_levers import FakeLevers
 from limit_cases import MIB
 from paced_plant import CACHE, Group, PacedPlant
 from plant import DISK
-from writebackd.actuate import child_jobs
+from writebackd.actuate import lever_plan
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import ADOPTED_HOLD_S, taken_over
 from writebackd.control.device_limits import plan_device_limits
@@ -123,7 +123,7 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
 ) -> None:
     files, path = FakeLevers(), tmp_path / "ledger.json"
     files.boot_systemd()
-    monkeypatch.setattr(child_jobs, "Job", files.job)
+    monkeypatch.setattr(lever_plan, "Job", files.job)
     monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     before = hand(files, path)
     before.apply(*PAIR)

@@ -12,7 +12,7 @@ import pytest
 from fake_levers import BDI, FakeLevers
 from lever_cases import CAP, FIXTURES, bdi_settings, settle, started
 from limit_cases import MIB
-from writebackd.actuate import lever_plan, self_test
+from writebackd.actuate import lever_plan, lever_registry
 from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
 from writebackd.types.levers import Action
@@ -124,7 +124,7 @@ def test_what_a_test_left_is_never_taken_for_the_original(
     plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
-    monkeypatch.setattr(self_test, "TEST_AGAIN_S", 0.0)
+    monkeypatch.setattr(lever_registry, "TEST_AGAIN_S", 0.0)
     actuator = started(plain, path)
     plain.before_write = lambda name: plain.write_errors.update(
         {FINE: (errno.EIO, False)} if name == FINE_MIN else {}

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Who has to be protected: programs that commit regularly, and none that sync now and then."""
+"""Sync demand; the first flood, and how much it tells."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, Sequence
 
 import pytest
 
 import samples
+from paced_plant import PacedPlant
+from plant import Plant
 from writebackd.estimate.sync_demand import demand_of, unwaited_syncs
 from writebackd.policy import load_policy
+from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory
-from writebackd.types.samples import CgroupSample, SyncSample
+from writebackd.types.samples import CgroupSample, Sample, SyncSample
 
 LEAST = load_policy("default").objective.min_sync_rate
 
@@ -90,3 +92,30 @@ def test_services_that_nobody_waits_for_do_not_count(unit: str, waited: bool) ->
     assert unwaited_syncs(sample) == ({} if waited else {"sda": 7})
     assert demanded(every(1, 20, 7), 20, unwaited=7) == []
     assert demanded(every(1, 20, 8), 20, unwaited=7) == list(range(2, 20))
+
+
+MB = 1 << 20
+POLICY = load_policy("default")
+
+
+class Unseen(PacedPlant):
+    """A kernel without the hook in balance_dirty_pages: nobody is seen to sleep."""
+
+    def _sample(self) -> Sample:
+        return replace(super()._sample(), tasks=())
+
+
+def test_a_daemon_that_starts_in_a_flood_finds_the_drain_rate() -> None:
+    """No fsync was ever seen without the flood, so nothing tells what a fast one takes."""
+    host = Plant(POLICY, drain_rate=250.0 * MB, flood=True)
+    host.run(60)
+    assert host.memory.devices["sda"].drain_rate == pytest.approx(250 * MB, rel=0.2)
+    seen, _ = host.tick()
+    assert (seen.fsync_p99_s or 0.0) < POLICY.objective.fsync_p99_s
+
+
+def test_where_nobody_is_seen_to_sleep_the_drain_rate_is_found() -> None:
+    host = Unseen(POLICY)
+    host.calm()
+    host.run(60)
+    assert host.memory.devices["sda"].drain_rate == pytest.approx(60e6, rel=0.2)

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs, many_disks
 from writebackd.kernel import topology as topology_module
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.mounts import Mount, MountWatch, parse_mountinfo
+from writebackd.kernel.mounts import Mount, MountWatch, Uevents, open_uevents, parse_mountinfo
 from writebackd.kernel.topology import Topology, scan
-from writebackd.kernel.uevents import Uevents, open_uevents
 from writebackd.types.storage import Device
 
 MANY = 1024

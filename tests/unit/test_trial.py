@@ -24,7 +24,7 @@ from writebackd.control.decide import decide, released
 from writebackd.estimate.estimator import estimate
 from writebackd.kernel.map_readers import Reading
 from writebackd.policy import load_policy
-from writebackd.policy.timetable import Timetable
+from writebackd.policy.reload import Timetable
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_figures import Collector

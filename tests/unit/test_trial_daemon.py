@@ -17,7 +17,7 @@ from trial_case import Run, plan
 from writebackd import daemon as daemon_module
 from writebackd.cli.replay import policy_of
 from writebackd.policy import Policy, load_policy
-from writebackd.policy.timetable import Timetable
+from writebackd.policy.reload import Timetable
 from writebackd.report.recorder import Recorded, Recorder, read_recording
 from writebackd.report.replayer import replay
 from writebackd.types.core_memory import Cap, Memory, Trial

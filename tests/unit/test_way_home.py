@@ -13,7 +13,7 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT
-from writebackd.actuate.first_found import KERNEL_LOCK, first_found
+from writebackd.actuate.ledger import KERNEL_LOCK, first_found
 from writebackd.actuate.ledger_restore import restore_from_ledger, restore_left
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.actuate.watcher import Watcher
@@ -28,10 +28,10 @@ class Attributes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values: Dict[str, bytes] = {}
-        monkeypatch.setattr("writebackd.actuate.first_found.os.setxattr", self.set)
-        monkeypatch.setattr("writebackd.actuate.first_found.os.getxattr", self.get)
+        monkeypatch.setattr("writebackd.actuate.ledger.os.setxattr", self.set)
+        monkeypatch.setattr("writebackd.actuate.ledger.os.getxattr", self.get)
         monkeypatch.setattr(
-            "writebackd.actuate.first_found.os.removexattr",
+            "writebackd.actuate.ledger.os.removexattr",
             lambda _, name: self.values.pop(name),
         )
 

@@ -30,7 +30,7 @@ from writebackd.cli.replay import policy_of
 from writebackd.cli.status_screen import render_status
 from writebackd.policy import Policy, PolicyError, check, load_policy, render
 from writebackd.policy.keys import WINDOW_KEYS
-from writebackd.policy.timetable import InForce, Timetable, local_zone, read_timetable
+from writebackd.policy.reload import InForce, Timetable, local_zone, read_timetable
 from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when
 from writebackd.report.recorder import Recorder, read_recording
@@ -501,7 +501,7 @@ def test_the_goal_is_taken_as_it_is_when_a_window_opens_and_only_then(
 def test_policy_show_tells_the_windows_and_which_is_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("writebackd.policy.timetable.local_zone", lambda root: UTC)
+    monkeypatch.setattr("writebackd.policy.reload.local_zone", lambda root: UTC)
     monkeypatch.setattr("writebackd.cli.policy.time.time", lambda: 1_764_000_000.0)
     for when, said, name in (
         ("Mon 16:00-02:00", "Window night is open now, until 02:00", "night"),

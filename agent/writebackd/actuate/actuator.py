@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.actuate.first_found import load_or_first
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import (
     Ledger,
     boot_id,
     distinct,
     load_lent,
+    load_or_first,
     old,
     save_lent,
     set_aside,
@@ -33,8 +33,7 @@ from writebackd.actuate.ledger_restore import (
     value_of,
 )
 from writebackd.actuate.lever_writer import Levers
-from writebackd.actuate.limit_writes import action, failed, holds, order
-from writebackd.actuate.outcome import explain
+from writebackd.actuate.outcome import action, explain, failed, holds, order
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
     BACKGROUND,

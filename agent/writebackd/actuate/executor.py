@@ -14,7 +14,7 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.alerts.alert_types import AlertName
 from writebackd.control.resume import resumed
 from writebackd.kernel import bdi
-from writebackd.notify import journal_fields
+from writebackd.notify import journal_route
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
@@ -50,7 +50,7 @@ class Executor:
             if not was_yielded:
                 log.warning(
                     "%s: %s: yielding", AlertName.FOREIGN_WRITER.value, memory.yielded,
-                    extra=journal_fields.foreign_limits(memory.intrusions),
+                    extra=journal_route.foreign_limits(memory.intrusions),
                 )
                 return self._logged(self._actuator.yield_())
             back = self._actuator.settle([intrusion.write for intrusion in memory.intrusions])
@@ -108,7 +108,7 @@ class Executor:
             if not self._actuator.dry_run:
                 log.info(
                     "%s %s -> %s", action.lever, action.old, action.new,
-                    extra=journal_fields.lever(action, reason, decision_id),
+                    extra=journal_route.lever(action, reason, decision_id),
                 )
         if not self._actuator.dry_run:
             self._count(tuple(tried))

@@ -13,14 +13,14 @@ import os
 from pathlib import Path
 from typing import List
 
-from writebackd.actuate.first_found import (
+from writebackd.actuate.ledger import (
     KERNEL_LOCK,
     first_found,
     keep_first,
     last_in_use,
     set_attribute,
+    write_whole,
 )
-from writebackd.actuate.ledger import write_whole
 from writebackd.actuate.ledger_restore import restore_left
 from writebackd.actuate.lock import LOOK_S, AlreadyRunning, hold, take_lock
 from writebackd.kernel.files import KernelFiles

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
-from writebackd.actuate.first_found import load_or_first
-from writebackd.actuate.ledger import Ledger, LedgerError, load, save_lent, set_aside
+from writebackd.actuate.ledger import Ledger, LedgerError, load, load_or_first, save_lent, set_aside
 from writebackd.actuate.lever_registry import say
 from writebackd.actuate.lever_writer import Levers
 from writebackd.actuate.lock import AlreadyRunning, is_locked, open_private
@@ -119,7 +118,7 @@ def close_ledger(
 
 def _theirs(foreign: Collection[ForeignWrite]) -> Mapping[Pair, PairValue]:
     limits = [write for write in foreign if write.is_limit]
-    return {pair_of(each.lever): value_of(each) for each in limits}
+    return {pair_of(limit.lever): value_of(limit) for limit in limits}
 
 
 def value_of(write: ForeignWrite) -> PairValue:

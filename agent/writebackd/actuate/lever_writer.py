@@ -10,13 +10,11 @@ import time
 from dataclasses import replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.actuate.child_jobs import ChildJobs, ChildWrite
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry
-from writebackd.actuate.lever_plan import Planner, Refusals, of_bdis
-from writebackd.actuate.lever_registry import LeverRegistry, say, together
+from writebackd.actuate.lever_plan import ChildJobs, ChildWrite, Planner, Refusals, of_bdis
+from writebackd.actuate.lever_registry import LeverRegistry, SelfTests, say, together
 from writebackd.actuate.outcome import Change, RestoreOutcome, explain
-from writebackd.actuate.self_test import SelfTests
 from writebackd.kernel import lever_files
 from writebackd.kernel.child_process import ChildError, Ended, Run, Work
 from writebackd.kernel.files import KernelFiles
@@ -136,9 +134,9 @@ class Levers:
         actions = self._collect()
         self._forget_gone()
         wanted = {
-            lever_of(each): each
-            for each in settings
-            if lever_of(each) not in self._book.left and lever_of(each) not in self._book.orphans
+            lever_of(one): one
+            for one in settings
+            if lever_of(one) not in self._book.left and lever_of(one) not in self._book.orphans
         }
         strange = [lever for lever in wanted if not lever_files.is_lever(lever)]
         actions += self._refusals.add_all(strange, wanted, "no such lever")
@@ -164,7 +162,7 @@ class Levers:
         if problem:
             # Without the threshold no fraction can be computed: leave BDIs as they are.
             actions += self._refusals.add_all(of_bdis(wanted), wanted, problem)
-            wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
+            wanted = {x: setting for x, setting in wanted.items() if x.kind is not LeverKind.BDI}
         actions += self._plan.wanted(wanted, threshold, plan)
         actions += self._carry_out(plan, wanted, threshold)
         self._book.store_if_changed()

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Results of writes and restores, and the log lines for them."""
+"""Results of writes and restores, the log lines for them, and the writes of the global limits."""
 
 from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from writebackd.kernel.lever_files import Lever
-from writebackd.types.levers import Action, ForeignWrite
+from writebackd.kernel.vm import BACKGROUND, LIMIT, Pair
+from writebackd.types.levers import Action, ForeignWrite, VmLimits
+from writebackd.types.samples import VmState
 
 _ADVICE = {
     errno.EPERM: "only uid 0 may write it",
@@ -59,3 +61,32 @@ def describe_action(action: Action) -> str:
     if action.ok:
         return f"{action.lever}={action.new} (was {action.old})"
     return f"{action.lever}={action.new} not set (is {action.old}): {action.error}"
+
+
+def holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:
+    return pair.value(limits) == (wanted[pair], 0)
+
+
+def order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
+    """The order of writes: a lower background limit first, so that the flusher starts before
+    writers are throttled; a higher limit first, to release writers."""
+    if wanted[LIMIT] < state.threshold_bytes:
+        return BACKGROUND, LIMIT
+    return LIMIT, BACKGROUND
+
+
+def action(
+    pair: Pair, wanted: Mapping[Pair, int], before: Optional[VmLimits], error: Optional[str] = None
+) -> Action:
+    """The write of one bytes file; `old` names the ratio if that was in force."""
+    old = "unknown"
+    if before is not None:
+        value = pair.value(before)
+        old = str(value[0]) if value[0] else pair.describe(value)
+    return Action(pair.bytes_lever, old, str(wanted[pair]), ok=error is None, error=error)
+
+
+def failed(
+    pairs: Sequence[Pair], wanted: Mapping[Pair, int], before: Optional[VmLimits], error: str
+) -> Tuple[Action, ...]:
+    return tuple(action(pair, wanted, before, error) for pair in pairs)

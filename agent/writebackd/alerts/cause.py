@@ -107,7 +107,7 @@ def _writes_much(incident: Incident) -> bool:
     """Whether this host itself fills the device, not counting a flood that is held back."""
     if incident.flooded_s >= FLOODED_SHARE * incident.seconds:
         return False
-    seconds, operations, size = (sum(each) for each in zip(*incident.ticks))
+    seconds, operations, size = (sum(column) for column in zip(*incident.ticks))
     return bool(size >= MUCH_RATE * seconds and size >= LARGE_BYTES * operations)
 
 
@@ -202,8 +202,8 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
         (incident.before.get(program), incident.dirtied.get(program))
         for program in {**incident.before, **incident.dirtied}
     ]
-    sums = [(sum(each.count for each in pair if each is not None), pair) for pair in both]
-    heavy = sorted(sums, key=lambda each: -each[0])[:MOST_CULPRITS]
+    sums = [(sum(part.count for part in pair if part is not None), pair) for pair in both]
+    heavy = sorted(sums, key=lambda pair: -pair[0])[:MOST_CULPRITS]
     if sum([count for count, _ in heavy]) < CULPRIT_SHARE * incident.written_bytes:
         return ()  # direct IO, which dirties nothing
     seconds = max(incident.seconds, 1e-3)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""COLLAPSE: the sync rate falls far below its baseline while syncs are slow."""
+"""COLLAPSE: the sync rate falls far below its baseline while syncs are slow.
+
+EXHAUSTED: the limit is at its floor and commits still miss the objective.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from writebackd.alerts import array_state, messages
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import AlertName, Cause, Culprit, Severity
 from writebackd.alerts.baseline import RATE_FALLS_S, committers
 from writebackd.alerts.cause import (
@@ -18,7 +21,7 @@ from writebackd.alerts.cause import (
 from writebackd.alerts.degraded import cache_alert
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
 from writebackd.alerts.foreign import writers
-from writebackd.alerts.incident import alert_of, extended, is_lasting, is_over
+from writebackd.alerts.incident import INCIDENT_ENDS_S, alert_of, extended, is_lasting, is_over
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
@@ -53,7 +56,7 @@ ENOUGH_RATE = 5.0
 
 def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Add this tick to the incident, if there is one, and raise the alert once it is certain."""
-    incident, bad = health.collapse, suspicious(view, health)
+    tick, incident, bad = view.tick, health.collapse, suspicious(view, health)
     if incident is None and not bad:
         if _is_well(view, health):
             view.well(AlertName.COLLAPSE)
@@ -64,14 +67,14 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     if is_over(incident):
         return replace(health, collapse=None)
     health = replace(health, collapse=incident)
-    cause = array_state.cause(view, cause_of(incident, health, view.tick.core))
+    cause = messages.likeliest(tick, view.name, cause_of(incident, health, tick.core))
     if not _is_collapse(view, health, incident, cause):
         return health
     usual = _usual(health, _of_spell(view, health, incident))
     if cause is Cause.WRITE_THROUGH and usual is not None:
-        view.tick.tell(cache_alert(view, health, incident, usual))
+        tick.tell(cache_alert(view, health, incident, usual))
         return health
-    culprits, limit, tick = culprits_of(incident, cause), "", view.tick
+    culprits, limit = culprits_of(incident, cause), ""
     setters: Tuple[Culprit, ...] = ()
     if cause is Cause.THROTTLED_WRITER:
         cap = tick.core.caps.get(view.name)
@@ -79,7 +82,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         limit = messages.limit(
             cap.bytes if cap is not None and own else tick.sample.vm.threshold_bytes, tick.core
         )
-        setters = writers([each for each in tick.core.intrusions if each.write.is_limit])
+        setters = writers([one for one in tick.core.intrusions if one.write.is_limit])
     tick.tell(alert_of(
         incident, view, health, AlertName.COLLAPSE, cause,
         messages.collapsed(view.name, incident, health, usual, cause, culprits, limit),
@@ -203,3 +206,22 @@ def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
     usual = _usual(health, syncs)
     # If none has returned yet, one pending sync has written all of it.
     return usual is None or size_class(max(1, syncs.done), syncs.size_bytes) > usual.size
+
+
+EXHAUSTED_S = 60.0
+
+
+def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
+    """Add this tick to the device's incident; raise EXHAUSTED when that has lasted."""
+    tick = view.tick
+    incident = extended(health.exhausted, view, at_the_bound, EXHAUSTED_S / 2)
+    if incident.good_s >= INCIDENT_ENDS_S or not tick.protects:
+        return replace(health, exhausted=None)
+    if incident.lasted_s >= EXHAUSTED_S:
+        cause = messages.likeliest(tick, view.name, cause_of(incident, health, tick.core))
+        tick.tell(alert_of(
+            incident, view, health, AlertName.EXHAUSTED, cause,
+            messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes),
+            culprits=culprits_of(incident, cause),
+        ))  # fmt: skip
+    return replace(health, exhausted=incident)

@@ -9,16 +9,15 @@ looks wrong is the evidence collected in an Incident, from which the cause is fo
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Container, Dict, Mapping, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import commits, followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.cause import BEFORE_S
-from writebackd.alerts.collapse import collapse, suspicious
+from writebackd.alerts.collapse import collapse, exhausted, suspicious
 from writebackd.alerts.degraded import beside_flood, degraded, recovering
 from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth, HeavyTick
-from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.alerts.lifecycle import uninhibited, update_active
 from writebackd.alerts.stall import stall
@@ -49,59 +48,38 @@ def detect(
     `core` is the Memory after the decision; `in_force` is false if the decision is not applied: the
     kernel refuses it, or the kill switch is set.
     """
-    memory = _quieted(policy, memory, sample)
-    heavy = tuple(each for each in sample.tasks if each.dirtied_bytes >= HEAVY_BYTES)
-    if heavy or memory.heavy:
-        kept = [each for each in memory.heavy if sample.time_s - each.time_s < BEFORE_S]
-        kept += [HeavyTick(sample.time_s, sample.dt_s, heavy)] if heavy else []
-        memory = replace(memory, heavy=tuple(kept))
+    memory = _remembering(_quieted(policy, memory, sample), sample)
     tick = TickView(policy, memory, sample, decision, core, in_force)
     # Learn nothing during an alert, except EXHAUSTED, which does not affect baselines.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
-    at_the_bound = {each.name for each in decision.devices if each.state is DeviceState.EXHAUSTED}
+    at_the_bound = {one.name for one in decision.devices if one.state is DeviceState.EXHAUSTED}
     healths: Dict[str, DeviceHealth] = {}
     every = SELDOM if len(sample.devices) > MANY else 1
-    learns_s = every * sample.dt_s
-    known = memory.health
     for number, seen in enumerate(sample.devices):
         name = seen.device.name
-        health = known.get(name)
-        turn = (memory.ticks + number) % every == 0
+        health = memory.health.get(name)
+        # 0.0: it is another device's turn to learn.
+        learns_s = 0.0 if (memory.ticks + number) % every else every * sample.dt_s
         if _idle(seen, health) and name not in tick.alerting:
             if health is not None:
-                falls = turn and health.sync_rate
+                falls = learns_s and health.sync_rate
                 healths[name] = followed(health, 0.0, 0.0, learns_s) if falls else health
-            continue
-        if seen.excluded is not None or name not in estimates:
+        elif seen.excluded is not None or name not in estimates:
             tick.left.add(name)
-            continue
-        # A different disk under the same name starts anew.
-        identity = (seen.device.devno, str(seen.device.diskseq))
-        if health is None or health.identity != identity:
-            health = DeviceHealth(identity)
-        if not health.writes and name in core.devices:
-            # No sync rate during the quiet time after boot, since it would not be updated.
-            begun_s = float("-inf") if tick.quiet else memory.begun_s or sample.time_s
-            age_s = sample.time_s - begun_s
-            health = seeded(health, core.devices[name].earlier, age_s)
-        view = DeviceView(tick, seen, estimates[name], health.throttled_now_s)
-        health = _judged(view, health, name in at_the_bound)
-        if turn and name not in frozen and not tick.quiet:
-            if not _troubled(health):
-                health = _learned(view, health, learns_s)
-            elif not view.waited:
-                health = unwanted(health, estimates[name].sync_rate or 0.0, learns_s)
-        asleep_s = seen.sync.throttled_now_s if seen.sync is not None else 0.0
-        if asleep_s != health.throttled_now_s:
-            health = replace(health, throttled_now_s=asleep_s)
-        healths[name] = health
-    for task in sample.tasks:
-        name = task.device or ""
-        if task.synced and name in healths and name in estimates and not tick.quiet:
-            health, estimated = healths[name], estimates[name]
-            well = is_calm(health, estimated) and not (estimated.flooded or _troubled(health))
-            if well and name not in frozen:
-                healths[name] = commits(health, task.comm)
+        else:
+            health = _begun(health, tick, seen)
+            view = DeviceView(tick, seen, estimates[name], health.throttled_now_s)
+            health = _judged(view, health, name in at_the_bound)
+            if learns_s and name not in frozen and not tick.quiet:
+                if not _troubled(health):
+                    health = _learned(view, health, learns_s)
+                elif not view.waited:
+                    health = unwanted(health, estimates[name].sync_rate or 0.0, learns_s)
+            asleep_s = seen.sync.throttled_now_s if seen.sync is not None else 0.0
+            if asleep_s != health.throttled_now_s:
+                health = replace(health, throttled_now_s=asleep_s)
+            healths[name] = health
+    _note_committers(tick, healths, estimates, frozen)
     memory = blind(tick, memory, estimates.values())
     if sample.backings or memory.standing:
         battery_tests(tick)
@@ -110,6 +88,43 @@ def detect(
         memory, ticks=memory.ticks + 1, dt_s=sample.dt_s, health=healths, standing=standing
     )
     return (*foreign_alerts(core, sample), *uninhibited(standing, sample)), memory
+
+
+def _remembering(memory: AlertMemory, sample: Sample) -> AlertMemory:
+    """With the processes that dirtied much in this tick, without those of BEFORE_S ago."""
+    heavy = tuple(task for task in sample.tasks if task.dirtied_bytes >= HEAVY_BYTES)
+    if not heavy and not memory.heavy:
+        return memory
+    kept = [tick for tick in memory.heavy if sample.time_s - tick.time_s < BEFORE_S]
+    kept += [HeavyTick(sample.time_s, sample.dt_s, heavy)] if heavy else []
+    return replace(memory, heavy=tuple(kept))
+
+
+def _begun(health: Optional[DeviceHealth], tick: TickView, seen: DeviceSample) -> DeviceHealth:
+    """What is known of the device; a different disk under the same name starts anew."""
+    name, core, now_s = seen.device.name, tick.core, tick.sample.time_s
+    identity = (seen.device.devno, str(seen.device.diskseq))
+    if health is None or health.identity != identity:
+        health = DeviceHealth(identity)
+    if health.writes or name not in core.devices:
+        return health
+    # No sync rate during the quiet time after boot, since it would not be updated.
+    begun_s = float("-inf") if tick.quiet else tick.begun_s or now_s
+    return seeded(health, core.devices[name].earlier, now_s - begun_s)
+
+
+def _note_committers(
+    tick: TickView, healths: Dict[str, DeviceHealth], estimates: Mapping[str, Estimate],
+    frozen: Container[Optional[str]],
+) -> None:
+    """Add programs that synced to those that commit on their device, where nothing is wrong."""
+    for task in tick.sample.tasks:
+        name = task.device or ""
+        if task.synced and name in healths and name in estimates and not tick.quiet:
+            health, estimated = healths[name], estimates[name]
+            well = is_calm(health, estimated) and not (estimated.flooded or _troubled(health))
+            if well and name not in frozen:
+                healths[name] = commits(health, task.comm)
 
 
 def _idle(seen: DeviceSample, health: Optional[DeviceHealth]) -> bool:

@@ -59,7 +59,7 @@ def _owners(sample: Sample) -> Mapping[str, str]:
 
 def _said(intrusions: List[Intrusion]) -> str:
     return "; ".join(
-        f"{each.write.who} set {each.write.lever}={each.write.value}" for each in intrusions
+        f"{change.write.who} set {change.write.lever}={change.write.value}" for change in intrusions
     )
 
 
@@ -80,7 +80,7 @@ def _alert(
 
 def writers(intrusions: List[Intrusion]) -> Tuple[Culprit, ...]:
     """The processes that made the changes, as far as known."""
-    writes = {each.write.pid: each.write for each in intrusions if each.write.pid is not None}
+    writes = {one.write.pid: one.write for one in intrusions if one.write.pid is not None}
     return tuple(
         Culprit(
             pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Tuple
 
-from writebackd.alerts import array_state
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.alerts.cause import fast_share
 from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident, Program
@@ -156,7 +156,8 @@ def alert_of(
 ) -> Alert:
     return Alert(
         name, view.name, severity, cause, incident.began_wall_s,
-        summary + array_state.said(view, cause), array_state.done(view, cause), culprits,
+        summary + messages.array_says(view.tick, view.name, cause),
+        messages.done(view.tick, view.name, cause), culprits,
         _evidence(incident, view, health),
     )  # fmt: skip
 

@@ -65,9 +65,7 @@ def _done_now(alert: Alert, tick: TickView) -> Alert:
     """The alert with what is done now: mode and limit may have changed since it was raised."""
     if alert.device is None or alert.cause not in messages.LIMITED:
         return alert
-    return replace(alert, done=messages.done(
-        alert.device, alert.cause, tick.decision, tick.core, tick.in_force
-    ))  # fmt: skip
+    return replace(alert, done=messages.done(tick, alert.device, alert.cause))
 
 
 def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
@@ -95,8 +93,8 @@ def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
 
 def hidden(standing: Mapping[Key, ActiveAlert], shown: Sequence[Alert]) -> Tuple[Alert, ...]:
     """Active alerts that are not `shown` because another one explains them."""
-    keys = {(each.name.value, each.device) for each in shown}
-    return tuple(each.alert for key, each in standing.items() if key not in keys)
+    keys = {(alert.name.value, alert.device) for alert in shown}
+    return tuple(active.alert for key, active in standing.items() if key not in keys)
 
 
 def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Alert, ...]:

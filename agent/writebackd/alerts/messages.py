@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The summary, cause and action of an alert as text."""
+"""The summary, cause and action of an alert as text; what the array itself says of the cause."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Alert, Cause, Culprit
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident
+from writebackd.alerts.views import TickView
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, Mode
+from writebackd.types.decision import Mode
+from writebackd.types.storage import Backing, CacheMode, Protection
 
 WHY = {
     Cause.FLOOD: "writes of this host flood the device",
@@ -116,8 +118,11 @@ _GONE = "nothing, the disk is gone: check the kernel log, the cable and the path
 LIMITED = (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER)
 
 
-def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
+def done(tick: TickView, name: str, cause: Cause) -> str:
     """What the agent did about it, and what is left to do."""
+    decision, memory = tick.decision, tick.core
+    if cause is Cause.DEVICE and _works(tick, name):
+        return "wait until the array is done, or lower its rebuild rate"
     if cause not in LIMITED:
         why = "cause unknown" if cause is Cause.UNKNOWN else "not caused by dirty pages"
         return f"{why}: {_ADVICE.get(cause, 'see the runbook')}"
@@ -131,7 +136,7 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
         return f"limit pinned to {formats.size(memory.pin_bytes)}: `writebackctl release` ends it"
     if name in memory.draining:
         return "limit at its floor for a drain: `writebackctl release` ends it"
-    if not in_force:
+    if not tick.in_force:
         return "nothing, the limits are refused or switched off: see `writebackctl status`"
     mine = next((device for device in decision.devices if device.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
@@ -140,3 +145,64 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
     if limit is None:
         return f"no limit set yet{state}"
     return f"holds the limit at {formats.size(limit)}{state}"
+
+
+_VERBS = {
+    "rebuild": "rebuilds", "resync": "is resynced", "check": "is checked",
+    "patrol": "is in a patrol read", "initialisation": "is initialised",
+    "migration": "is reshaped",
+}  # fmt: skip
+
+
+def likeliest(tick: TickView, name: str, cause: Cause) -> Cause:
+    """The cause, unless the array itself is at work: then that is it.
+
+    From the host a rebuild looks like the load of a neighbour: only the array can tell.
+    """
+    if cause in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(tick, name):
+        return Cause.DEVICE
+    return cause
+
+
+def array_says(tick: TickView, name: str, cause: Cause) -> str:
+    """What the array says of such a cause, as the end of a sentence; empty for other causes."""
+    known: List[str] = []
+    if cause is Cause.DEVICE:
+        known = _works(tick, name)
+    elif cause is Cause.WRITE_THROUGH:
+        known = _caches(tick, name)
+    return f": {', '.join(known)}" if known else ""
+
+
+def battery(backing: Backing) -> str:
+    """What is wrong with the battery or capacitor of the cache; empty if nothing is."""
+    if backing.protection is None:
+        words = [word for word in backing.unread if "battery" in word]
+        return f"{', '.join(words)} is not understood ({backing.source})" if words else ""
+    if backing.protection is Protection.OK:
+        return ""
+    return f"battery {backing.protection.value} ({backing.source})"
+
+
+def _works(tick: TickView, name: str) -> List[str]:
+    lines = []
+    for backing in tick.backings_of(name):
+        for work in backing.works:
+            line = f"array {_VERBS.get(work.kind, 'is busy')}"
+            if work.share is not None:
+                line += f", {formats.percent(work.share)} done"
+            if work.rate is not None:
+                line += f" at {formats.size(work.rate)}/s"
+            lines.append(f"{line} ({backing.source})")
+    return list(dict.fromkeys(lines))
+
+
+def _caches(tick: TickView, name: str) -> List[str]:
+    lines = []
+    for backing in tick.backings_of(name):
+        lines.append(battery(backing))
+        if backing.mode is CacheMode.WRITE_THROUGH:
+            lines.append(f"cache write-through ({backing.source})")
+        elif backing.mode is not None:
+            lines.append(f"but {backing.source} says {backing.mode.value}")
+    return list(dict.fromkeys(filter(None, lines)))

@@ -38,11 +38,11 @@ def battery_tests(tick: TickView) -> None:
     """
     here = {seen.device.name for seen in tick.sample.devices if seen.excluded is None}
     tests: Dict[Tuple[str, float], List[str]] = {}
-    for each in sorted(tick.sample.backings, key=lambda backing: backing.device):
-        if each.learn_s is not None and each.device in here:
-            names = tests.setdefault((each.source, each.learn_s), [])
-            if each.device not in names:
-                names.append(each.device)
+    for backing in sorted(tick.sample.backings, key=lambda backing: backing.device):
+        if backing.learn_s is not None and backing.device in here:
+            names = tests.setdefault((backing.source, backing.learn_s), [])
+            if backing.device not in names:
+                names.append(backing.device)
     for (source, learn_s), names in tests.items():
         left_s = learn_s - tick.sample.wall_s
         if 0 <= left_s <= NOTICE_S:
@@ -62,7 +62,7 @@ def battery_tests(tick: TickView) -> None:
 
 def mismatch(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """Update for how long, or how often, the device has not behaved as the tools report."""
-    here = [backing for backing in view.tick.sample.backings if backing.device == view.name]
+    here = view.tick.backings_of(view.name)
     health = _size(view, _mode(view, health, here), here)
     if not health.mismatch_s:
         view.well(AlertName.CACHE_MISMATCH)

@@ -18,6 +18,7 @@ from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
+from writebackd.types.storage import Backing
 
 # Share of what syncs write that is dirtied before, unless direct IO writes it.  A journal of data
 # doubles it, and of a thread the last 256 KB are not seen yet.
@@ -39,6 +40,7 @@ class TickView:
         self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
+        self.begun_s = memory.begun_s
         # Devices with an active alert.
         self.stands = memory.standing.keys()
         self.alerting = {device for _, device in self.stands}
@@ -56,6 +58,10 @@ class TickView:
     def path(self, cgroup_id: int) -> Optional[str]:
         """The path of a cgroup, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
+
+    def backings_of(self, device: str) -> List[Backing]:
+        """What tools and the kernel report about the storage behind a device."""
+        return [backing for backing in self.sample.backings if backing.device == device]
 
     def tell(self, alert: Alert) -> None:
         self.raised[alert.name.value, alert.device] = alert

@@ -25,7 +25,7 @@ from writebackd.cli.status_screen import (
     wrapped,
 )
 from writebackd.command_line import complain
-from writebackd.notify.alert_text import fact, who
+from writebackd.notify.alert_events import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
 from writebackd.report.history_query import HistoryError, read_alerts

@@ -17,10 +17,9 @@ from writebackd import formats
 from writebackd.actuate import kill_switch
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
-from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.actuate.watcher_supervisor import LeaseHolder, WatcherSupervisor
 from writebackd.cli.calibration_loads import DATABASE_BYTES, Loads
 from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.files import KernelFiles

@@ -35,8 +35,7 @@ from writebackd.kernel.probe import compiled_programs, object_image
 from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, others_may_choose, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
-from writebackd.policy.find import unsafe, unused_drop_ins
-from writebackd.policy.load import DEFAULT_NAME
+from writebackd.policy.load import DEFAULT_NAME, unsafe, unused_drop_ins
 from writebackd.policy.match import NAMED, choose
 from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot

@@ -33,13 +33,12 @@ from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info
 from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
-from writebackd.policy.find import misplaced, search_dirs, unsafe
-from writebackd.policy.load import load_all
+from writebackd.policy.load import load_all, misplaced, search_dirs, unsafe
 from writebackd.storage import report_file
 from writebackd.storage.backing_watch import is_stale, look_at_arrays, slept
 from writebackd.storage.raid_tools import installed
-from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import CollectorReport
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import CacheMode, Device, Protection
 
 # level (good, note, warning, blocker) and what was found

@@ -9,13 +9,13 @@ from typing import Mapping, Optional, Sequence, Set
 from writebackd import formats
 from writebackd.cli.drain_children import Child
 from writebackd.cli.status_screen import Answer, clean
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_disks
 from writebackd.paths import CACHES
 from writebackd.storage.backing_watch import is_stale
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import read
+from writebackd.storage.tool_output import ToolError
 from writebackd.types.storage import CACHES_OF_THE_KERNEL
 
 _FILES = KernelFiles()

@@ -30,7 +30,7 @@ from writebackd.policy import (
 from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.load import unresolved
 from writebackd.policy.match import Choice, Verdict, choose
-from writebackd.policy.timetable import Open, read_timetable
+from writebackd.policy.reload import Open, read_timetable
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import PolicyMatchAnswer, PolicyShowAnswer, Setting

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd import formats
-from writebackd.actuate.first_found import first_found
-from writebackd.actuate.ledger import LedgerError, load
+from writebackd.actuate.ledger import LedgerError, first_found, load
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
@@ -31,7 +30,7 @@ from writebackd.kernel.tuned_profiles import active_profile, included, read_prof
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import PolicyError, check
-from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
+from writebackd.policy.load import SITE_NAME, drop_in_of, search_dirs
 from writebackd.policy.schema import DevicePolicy
 from writebackd.report.alert_answers import past_json
 from writebackd.report.calibration_store import load as calibrations

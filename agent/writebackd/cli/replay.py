@@ -18,7 +18,7 @@ from writebackd.cli.status_screen import clean, moment
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.parse import REMOVED
-from writebackd.policy.timetable import local_zone
+from writebackd.policy.reload import local_zone
 from writebackd.report.recorder import RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Mapping, Optional, Tuple
 
-from writebackd.actuate.first_found import first_found
+from writebackd.actuate.ledger import first_found
 from writebackd.actuate.ledger_restore import (
     RestoreResult,
     put_back,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, Mapping, Tuple
 
 from writebackd.control.ramp import near
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Dict, Iterable, Sequence
 
 from writebackd.types.copying import replace
-from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.core_memory import Cap, Memory, PaceMemory
 from writebackd.types.levers import LeverKind, Setting
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.storage import Device
 
 

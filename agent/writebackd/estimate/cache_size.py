@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Estimates the size and fill of a write cache from the bytes written above the drain rate.
+"""The size and fill of a write cache.
 
-For display only; the law does not use them.
+Estimated from the bytes written above the drain rate, for display only; the law does not use it.
+Of the kernel's own caches (bcache, dm-cache, dm-writecache) a sample tells it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Dict
+
 from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.samples import Sample
+from writebackd.types.storage import CacheMode
 
 # Seconds of R.  A smaller cache is not reported: so many bytes above R in one tick may be noise, or
 # a backlog of the queue.
@@ -59,4 +65,51 @@ def counted(memory: DeviceMemory, rate: float, flooded: bool, dt_s: float) -> De
         fill = cache if full_s > 0 else min(fill, cache)
     return replace(
         memory, fill_bytes=fill, fill_s=fill_s, cache_bytes=cache, was_empty=empty
+    )
+
+
+# Share of the capacity.  Above it a cache of the kernel counts as full: bcache (6.1) accepted no
+# more writes at 0.993, and the reading is up to 2 s old.
+FULL_SHARE = 0.95
+# Seconds.  An older reading is ignored: three readings in a row are missing.
+FILL_FRESH_S = 8.0
+
+
+@dataclass(frozen=True)
+class TrueFill:
+    """Dirty bytes in a write cache, its capacity, and the source of both."""
+
+    dirty_bytes: int
+    capacity_bytes: int
+    source: str
+
+    @property
+    def share(self) -> float:
+        return self.dirty_bytes / self.capacity_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.share >= FULL_SHARE
+
+
+def true_fills(sample: Sample) -> Dict[str, TrueFill]:
+    """Fresh readings by device; of several caches behind one device the fullest."""
+    fills: Dict[str, TrueFill] = {}
+    for backing in sample.backings:
+        if backing.read_s is None or sample.time_s - backing.read_s > FILL_FRESH_S:
+            continue
+        if backing.mode is not CacheMode.WRITE_BACK or backing.dirty_bytes is None:
+            continue
+        if backing.capacity_bytes:
+            fill = TrueFill(backing.dirty_bytes, backing.capacity_bytes, backing.source)
+            known = fills.get(backing.device)
+            if known is None or fill.share > known.share:
+                fills[backing.device] = fill
+    return fills
+
+
+def with_true_fill(memory: DeviceMemory, fill: TrueFill) -> DeviceMemory:
+    """Store the reading, so that the estimate continues from it if readings stop."""
+    return replace(
+        memory, fill_bytes=float(fill.dirty_bytes), cache_bytes=float(fill.capacity_bytes)
     )

@@ -66,7 +66,7 @@ def small_writes(sample: DeviceSample) -> List[Histogram]:
     sync, journal = sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL)
     if sync is not None and journal is not None:
         return [sync.latency, journal.latency]
-    return [each.latency for each in (sync, journal) if each is not None]
+    return [kind.latency for kind in (sync, journal) if kind is not None]
 
 
 def written_by(group: Sequence[DeviceSample]) -> int:
@@ -102,7 +102,7 @@ def measure_writes(
             # Little's law: what was in flight in the mean, by how long each request was.
             in_flight = flushed.latency.total_s() / dt_s * flushed.bytes / flushed.count
             deep = in_flight >= QUEUED_BYTES * len(sample.device.leaf_devnos)
-        total = sum([each.bytes for each in classes.values()]) - (read.bytes if read else 0)
+        total = sum([kind.bytes for kind in classes.values()]) - (read.bytes if read else 0)
         # As a share, because below a raid10 every byte is written twice.  No
         # request seen although bytes were written (multipath, drbd): unknown.
         if total:

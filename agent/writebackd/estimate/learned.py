@@ -17,7 +17,7 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.storage import Device
 
-FACTS = tuple(each.name for each in fields(Learned))
+FACTS = tuple(field.name for field in fields(Learned))
 
 
 def facts_of(learned: Learned) -> Dict[str, Fact]:

@@ -22,7 +22,7 @@ def compile_source(bcc: Any, source: str, flags: List[str]) -> Any:
     """The module for the first set of fields with which the source compiles."""
     for fields in FIELDS:
         try:
-            return bcc.BPF(text=source, cflags=[*flags, *(f"-D{each}" for each in fields)])
+            return bcc.BPF(text=source, cflags=[*flags, *(f"-D{field}" for field in fields)])
         except Exception as error:
             failure = error  # no class of its own
     raise failure

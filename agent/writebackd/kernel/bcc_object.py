@@ -94,7 +94,7 @@ class BccObject(Object):
     def load(self) -> None:
         super().select(())
         super().load()
-        fds = [each.fd for each in self.maps()]
+        fds = [table.fd for table in self.maps()]
         for name in self._selected:
             self._programs[name] = self._load_program(name, with_maps(self._compiled[name], fds))
 

@@ -37,7 +37,7 @@ def missing() -> List[str]:
     lacking = []
     trees = [_MODULES / release / name for name in ("source", "build")]
     headers = [_KHEADERS, *(tree / "include/linux/kconfig.h" for tree in trees)]
-    if not any(each.exists() for each in headers):
+    if not any(header.exists() for header in headers):
         lacking.append(f"linux-headers-{release} (or kernel-devel-{release})")
     if subprocess.run([PYTHON, "-I", "-c", _FIND_BCC], check=False).returncode:
         lacking.append("python3-bpfcc (or python3-bcc)")

@@ -92,7 +92,7 @@ def boot_settings(files: KernelFiles) -> List[BootSetting]:
     sysctl, unread = _sysctl(files)
     # systemd does not order sysctl.d and tmpfiles.d: both are reported.
     tmpfiles = in_force([*_tmpfiles(files), *last])
-    tmpfiles = [each for each in tmpfiles if each not in last]
+    tmpfiles = [tmpfile for tmpfile in tmpfiles if tmpfile not in last]
     return [
         *in_force([*first, *sysctl, *last]), *tmpfiles, *in_force(unread), *_jobs(files),
         *_udev(files),
@@ -197,11 +197,11 @@ def _command(line: str, source: str, place: str) -> Iterator[BootSetting]:
     """The settings that a shell command makes, in their order."""
     line = _COMMENT.sub("", line)
     settings = [
-        (each.start(), _setting(each["target"]), each["value"]) for each in _ECHO.finditer(line)
+        (echo.start(), _setting(echo["target"]), echo["value"]) for echo in _ECHO.finditer(line)
     ]
     for command in _SYSCTL_COMMAND.finditer(line):
-        for each in _ASSIGNED.finditer(line, command.start(), command.end()):
-            settings.append((each.start(), f"vm.{each['setting']}", each["value"]))
+        for match in _ASSIGNED.finditer(line, command.start(), command.end()):
+            settings.append((match.start(), f"vm.{match['setting']}", match["value"]))
     for _, setting, value in sorted(settings, key=lambda each: each[0]):
         if setting is not None:
             yield BootSetting(source, place, setting, value.strip("\\\"'"))

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The structures of bpf/writeback.h as ctypes, and the sizes of the maps."""
+"""The structures of bpf/writeback.h as ctypes, the sizes of the maps, and room in them."""
 
 from __future__ import annotations
 
 import ctypes as C
+import heapq
+import mmap
 import struct
 from dataclasses import dataclass
+from typing import Any, Collection, List, Mapping, NamedTuple
 
+from writebackd.kernel import libbpf
 from writebackd.types.histogram import HIST_BUCKETS
 from writebackd.types.samples import IoClass
 
@@ -115,3 +119,40 @@ def plan_sizes(devices: int, cpus: int, queue_latency: bool) -> Sizes:
 def devno(dev: int) -> str:
     """The kernel's internal dev_t (20 bits of minor) as "major:minor"."""
     return f"{dev >> 20}:{dev & 0xFFFFF}"
+
+
+def make_room(
+    table: libbpf.Map, entries: int, ranks: Mapping[bytes, Any], idle: Collection[bytes] = ()
+) -> List[bytes]:
+    """Remove all `idle` keys, then those of lowest rank until half is free; returns the keys.
+
+    `entries`: how many there are, of which `ranks` are those that may go.
+    """
+    excess = entries - len(idle) - table.max_entries // 2
+    gone = list(idle)
+    if excess > 0:
+        spare = ranks.keys() - idle
+        gone += heapq.nsmallest(excess, spare, key=ranks.__getitem__)
+    for key in gone:
+        table.delete(key)
+    return gone
+
+
+class Losses(NamedTuple):
+    """The number of lost entries so far."""
+
+    no_slot: int  # completions
+    syncs: int  # whose table was full
+    unmatched: int  # syncs whose end cannot be seen
+    looks: int  # at threads and cgroups whose table was full
+    sleeps: int  # before syncs of processes whose table was full
+
+
+class LossCounters:
+    """The probe's .bss section."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    def read(self) -> Losses:
+        return Losses(*STATE.unpack_from(self._memory))

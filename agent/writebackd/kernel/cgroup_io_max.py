@@ -54,12 +54,12 @@ def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...
     except OSError:
         return ()
     parts = (tuple(line.split(":", 2)) for line in lines)
-    return tuple((each[0], each[1], each[2]) for each in parts if len(each) == 3)
+    return tuple((part[0], part[1], part[2]) for part in parts if len(part) == 3)
 
 
 def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
     """The path of its cgroup v2; None if it is gone or in none."""
-    paths = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
+    paths = (membership[2] for membership in memberships(files, pid) if membership[:2] == ("0", ""))
     return next(paths, None)
 
 

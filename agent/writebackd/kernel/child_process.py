@@ -3,17 +3,24 @@
 
 A write to queue/* freezes the queue until the requests in flight are done: while a
 disk stalls it sleeps and cannot be killed.  systemctl waits for systemd.  Starting a
-program may wait for the disk that it lies on, so a thread does it.
+program may wait for the disk that it lies on, so a thread does it.  Kernel files whose
+read may wait for a lock are read in a thread each.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from writebackd.kernel.files import KernelFiles
 
 # vfork() holds up the whole process with its lock on Python, not only the thread that
 # starts a program, until the kernel has read that from its disk; fork() does not.
@@ -126,3 +133,100 @@ def write_in_child(path: str, value: str) -> Work:
             raise OSError(ended.code, os.strerror(ended.code))
 
     return work
+
+
+# From the signal on; what is in the kernel then is left to systemd.
+_DIES_S = 2.0
+
+
+def output_of(
+    argv: Sequence[str], home: str, environment: Mapping[str, str], limit_s: float, most: int
+) -> Tuple[int, bytes]:
+    """Exit code and output; a little more than `most` means that there was too much.
+
+    The program and its children are killed when it is done, or over its time. Raises OSError,
+    TimeoutError.
+    """
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        cwd=home, env=environment, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output = _read(child, time.monotonic() + limit_s, limit_s, most)
+    finally:
+        _end(child)
+    return child.returncode or 0, output
+
+
+def _read(
+    child: "subprocess.Popen[bytes]", deadline: float, limit_s: float, most: int
+) -> bytes:
+    assert child.stdout is not None
+    chunks: List[bytes] = []
+    size = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError(f"not done within {limit_s:g} s")
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            chunks.append(chunk)
+            size += len(chunk)
+            if not chunk or size > most:
+                return b"".join(chunks)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Kill the program and its children; one that closed its output may be about to end."""
+    assert child.stdout is not None
+    child.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if child.poll() is None:
+            child.wait(0.1)
+    # The group lives while anybody in it does, also when its leader is gone.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_DIES_S)
+
+
+# A read takes 20 us, or as long as the lock's holder waits for a hung disk.
+_READ_S = 0.05
+# While one hangs the others are waited for this long, so that a whole shelf costs little.
+_READ_MORE_S = 0.002
+# Each keeps a thread, of which the unit has few (TasksMax=).
+_MOST_HANGING = 8
+
+_hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by directory
+
+
+def read(files: KernelFiles, directory: str, name: str) -> str:
+    """The content of `name` in `directory`, whose files share a lock.
+
+    Raises OSError; EBUSY if the read takes too long.
+    """
+    for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
+        del _hanging[home]
+    home, file = str(files.path(directory)), f"{directory}/{name}"
+    if home not in _hanging and len(_hanging) < _MOST_HANGING:
+        results: List[Union[str, BaseException]] = []
+
+        def work() -> None:
+            try:
+                results.append(files.read(file))
+            except BaseException as error:
+                results.append(error)
+
+        thread = threading.Thread(target=work, name="read", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            raise OSError(errno.EAGAIN, str(error), file) from None
+        thread.join(_READ_MORE_S if _hanging else _READ_S)
+        for result in results:
+            if isinstance(result, str):
+                return result
+            raise result
+        _hanging[home] = thread
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Tuple
 
 from writebackd.kernel import bpf_layout, libbpf
-from writebackd.kernel.full_tables import make_room
+from writebackd.kernel.bpf_layout import make_room
 
 # Whoever waits for the limit sleeps again within 0.2 s: a commit that has not slept for so long
 # waits no more, and no sync followed.

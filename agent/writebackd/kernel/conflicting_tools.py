@@ -99,7 +99,7 @@ class CommandLines:
             for pid in pids:
                 lines[pid] = (files.try_read(f"/proc/{pid}/cmdline") or "").split("\0")
 
-        self._stuck = {pid: each for pid, each in self._stuck.items() if each.is_alive()}
+        self._stuck = {pid: thread for pid, thread in self._stuck.items() if thread.is_alive()}
         left = [pid for pid in pids if pid not in self._stuck]
         while left and len(self._stuck) < _MOST_STUCK:
             thread = threading.Thread(target=work, args=(left,), name="rivals", daemon=True)
@@ -122,10 +122,10 @@ def find_conflicting_tools(
     agents = (*_agents(names, own_pid), *_unread(unread, lines))
     boot = (
         ConflictingTool(
-            "note", "boot", each.source, each.setting and f"{each.setting}={each.value}",
-            each.place, each.text,
+            "note", "boot", line.source, line.setting and f"{line.setting}={line.value}",
+            line.place, line.text,
         )
-        for each in boot_settings(files)
+        for line in boot_settings(files)
     )  # fmt: skip
     return (
         *_tuned(files, names.get("tuned", ())), *agents, *_scripts(files), *_saptune(files), *boot
@@ -294,13 +294,13 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
             f"tuned ({pid}) {why}: unknown whether it sets vm.dirty_*",
         )  # fmt: skip
         return
-    for each in profiles.unknown if profiles.paths else ():
+    for name in profiles.unknown if profiles.paths else ():
         yield ConflictingTool(
             level, "tuned", active or "", None, f"{profiles.paths[0]}:1",
-            f"tuned's active profile {active} includes {each}, which cannot be resolved or read"
+            f"tuned's active profile {active} includes {name}, which cannot be resolved or read"
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
-    lines = (BootSetting("tuned", each.place, each.setting, each.value) for each in profiles.lines)
+    lines = (BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines)
     for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A stable identity of a disk: the same after a restart and in another slot.
+"""A stable identity of a disk: the same after a restart and in another slot; and its driver.
 
 Kernel names and numbers change at every boot, so learned values are stored under the
 disk's own identity, as cached by the kernel or by udev.  Two sources are not read:
@@ -13,7 +13,8 @@ another rate, and a sync waits for the media, so learned values no longer apply.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Optional, Sequence, Tuple
+import re
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -97,6 +98,12 @@ def links_of(files: KernelFiles, devnos: Iterable[str]) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(links))
 
 
+def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
+    """A number that no later disk has in this boot; None: before Linux 5.15, or it is gone."""
+    text = files.try_read(f"/sys/block/{disk}/diskseq")
+    return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None
+
+
 def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
     return next(map(_clean, _lines(files, devno, f"E:{key}=")), None)
 
@@ -115,3 +122,36 @@ def _clean(text: Optional[str]) -> Optional[str]:
     words = " ".join(plain.split())
     # "naa.0000000000000000": a kind of identifier, and nothing in it.
     return words if words.split(".", 1)[-1].strip(_NOTHING) else None
+
+
+class Drivers:
+    """Drivers of the disks of one scan; answers about SCSI hosts are cached."""
+
+    def __init__(self, files: KernelFiles) -> None:
+        self._files = files
+        self._hosts: Dict[str, Optional[str]] = {}  # SCSI host -> driver
+
+    def of(self, name: str, place: List[str]) -> Optional[str]:
+        """A SCSI host's driver, nvme, virtio_blk, loop, nbd ...; `place`: parts of its path."""
+        if name.startswith("nvme"):
+            return "nvme"
+        for depth, part in enumerate(place):
+            if re.fullmatch(r"host\d+", part):
+                if part not in self._hosts:
+                    self._hosts[part] = self._host_driver(part, place[:depth])
+                return self._hosts[part]
+        link = self._files.readlink(f"/sys/block/{name}/device/driver")
+        if link is not None:
+            return link.rsplit("/", 1)[-1]
+        # Virtual disks (loop, nbd, zram, rbd, drbd) have no device; named by driver.
+        kind = re.match(r"[a-z]+", name)
+        return kind.group() if kind else None
+
+    def _host_driver(self, host: str, above: List[str]) -> Optional[str]:
+        name = self._files.try_read(f"/sys/class/scsi_host/{host}/proc_name")
+        if name and not name.startswith(("(", "<")):  # "(null)", "<NULL>": driver gave no name
+            return name
+        # The adapter itself: the link is relative to /sys/dev/block or /sys/block.
+        adapter = "/".join(part for part in above if part != "..")
+        link = self._files.readlink(f"/sys/{adapter}/driver")
+        return link.rsplit("/", 1)[-1] if link is not None else None

@@ -62,7 +62,7 @@ def hiding(files: KernelFiles, pid: str = "self") -> Optional[str]:
     options = mounts[-1].split(",") if mounts else []
     if not any(map(_OPTION.fullmatch, options)):
         return None
-    shown = [each for each in options if each.startswith(("hidepid=", "gid="))]
+    shown = [option for option in options if option.startswith(("hidepid=", "gid="))]
     return ",".join(sorted(shown, reverse=True))
 
 

@@ -286,7 +286,7 @@ def _choose_sync(
             unhooked.append(name)
         if hook is not None or exists:
             failed = wanted[: wanted.index(hook)] if hook is not None else wanted
-            choice.passed_over += [(name, each) for each in failed]
+            choice.passed_over += [(name, better) for better in failed]
     seen = ", ".join(choice.filesystems)
     # Every call of the host would pay for filesystems that it does not have.
     needed = [name for name in unhooked if name in mounted or tier != AUTO]

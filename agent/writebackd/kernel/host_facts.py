@@ -8,15 +8,17 @@ come from a disk that hangs, and waits for a lock that a stuck process holds.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import List, Optional, Sequence, Set, Tuple
 
 from writebackd.formats import printable
 from writebackd.kernel.cgroup_io_max import memberships
-from writebackd.kernel.drivers import Drivers
+from writebackd.kernel.disk_identity import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid, hiding
-from writebackd.policy.facts import DiskFacts, HostFacts
+from writebackd.kernel.vm import host_info
+from writebackd.policy.rules import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
 # Cgroups with systems of their own below, or a user's: what runs there is not the host's. A
@@ -173,7 +175,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     kind = files.try_read("/sys/hypervisor/type")
     if kind:
         return "guest", f"/sys/hypervisor/type: {kind}"
-    names = [files.try_read(f"{_DMI}/{each}") for each in ("sys_vendor", "product_name")]
+    names = [files.try_read(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name")]
     named = " ".join(filter(None, names))
     called = f", DMI: {named}" if named else ""
     flags = _cpu_flags(files)
@@ -193,7 +195,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     text = (board or named).lower()
     if text.endswith(".metal"):
         return "metal", shown
-    if any(each in text for each in _VIRTUAL):
+    if any(name in text for name in _VIRTUAL):
         return "guest", shown
     # Anybody may write any name into DMI. Only root may read the bit.
     says_guest = _dmi_bit(files)
@@ -201,7 +203,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     virtio = files.listdir("/sys/bus/virtio/devices") or any("/virtio" in disk for disk in disks)
     if says_guest or virtio:
         return "guest", f"{'DMI: virtual machine' if says_guest else 'virtio devices'}; {shown}"
-    if board or says_guest is False or any(each in text for each in _MAKERS):
+    if board or says_guest is False or any(maker in text for maker in _MAKERS):
         return "metal", shown
     return None, ""
 
@@ -222,6 +224,6 @@ def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
 
 
 def _memory_bytes(files: KernelFiles) -> Optional[int]:
-    text = files.try_read("/proc/meminfo") or ""
-    match = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
-    return int(match.group(1)) << 10 if match else None
+    with contextlib.suppress(OSError, ValueError):
+        return host_info(files).memory_bytes
+    return None

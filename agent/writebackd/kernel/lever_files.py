@@ -6,20 +6,30 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-from writebackd.kernel import bcache_files, bdi, cgroup_io_max, slow_files
+from writebackd.kernel import bdi, cgroup_io_max, child_process
 from writebackd.kernel.child_process import Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import LeverKind, Setting
+
+PERCENT = "writeback_percent"  # of the cache that may be dirty; the kernel takes 40 at most
+DELAY = "writeback_delay"  # seconds that it rests after each pass
+RATE = "writeback_rate_minimum"  # sectors of 512 bytes a second, at least 1
+NAMES = (PERCENT, DELAY, RATE)
+
+
+def directory(disk: str) -> str:
+    return f"/sys/block/{disk}/bcache"
+
 
 FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
 QUEUE_NAMES = ("nr_requests", "max_sectors_kb")
 # Files of a disk whose read or write may wait for a lock, by kind.
 SLOW: Dict[LeverKind, Callable[[str], str]] = {
-    LeverKind.QUEUE: "/sys/block/{}/queue".format, LeverKind.CACHE: bcache_files.directory,
+    LeverKind.QUEUE: "/sys/block/{}/queue".format, LeverKind.CACHE: directory,
 }  # fmt: skip
 _NAMES = {
     LeverKind.BDI: tuple(bdi.FILES), LeverKind.QUEUE: QUEUE_NAMES,
-    LeverKind.CACHE: bcache_files.NAMES,
+    LeverKind.CACHE: NAMES,
 }  # fmt: skip
 
 
@@ -97,7 +107,7 @@ def read(files: KernelFiles, lever: Lever) -> str:
     if lever.kind is LeverKind.PACE:
         return cgroup_io_max.read(files, lever.target, lever.name)
     if lever.kind in SLOW:
-        text = slow_files.read(files, SLOW[lever.kind](lever.target), lever.name)
+        text = child_process.read(files, SLOW[lever.kind](lever.target), lever.name)
     else:
         text = files.read(_path(lever))
     if not re.fullmatch("[0-9]{1,20}", text):

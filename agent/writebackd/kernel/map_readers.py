@@ -16,8 +16,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel import bpf_layout, libbpf
+from writebackd.kernel.bpf_layout import make_room
 from writebackd.kernel.commit_waits import Sleep
-from writebackd.kernel.full_tables import make_room
 from writebackd.kernel.lever_writers import command_line
 from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
@@ -105,7 +105,7 @@ def difference(current: bytes, last: bytes) -> Histogram:
     return Histogram.of(tuple(indices), tuple(counts))
 
 
-_CLASSES = tuple((each, each.value) for each in IoClass)  # whose `value` is a function
+_CLASSES = tuple((kind, kind.value) for kind in IoClass)  # whose `value` is a function
 _NO_HISTOGRAM = bytes(bpf_layout.HIST.size)
 _NO_COMPLETIONS = (0,) * (3 + 2 * bpf_layout.CLASSES)
 

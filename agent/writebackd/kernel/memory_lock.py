@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Locks the process in memory, so that no page fault waits for a hung disk."""
+"""Locks the process in memory, so that no page fault waits for a hung disk; reads its usage."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import gc
+import logging
 import os
 import re
 import threading
+import time
 from typing import Iterator, Optional, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import page_size
 
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*
 _POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14
@@ -81,3 +86,26 @@ def _code() -> Iterator[Tuple[int, int]]:
         for start, end, path in _MAPPED.findall(maps.read()):
             if "/locale/" not in path:  # what is needed of that was read at the start
                 yield int(start, 16), int(end, 16) - int(start, 16)
+
+
+log = logging.getLogger(__name__)
+
+
+class Usage:
+    """Counts from the first `read` on: loading and trying BPF programs is not the running cost."""
+
+    def __init__(self, files: KernelFiles) -> None:
+        self._files = files
+        self._cpu_at_start: Optional[float] = None
+        self._resident = 0
+
+    def read(self) -> Tuple[float, int]:
+        """CPU seconds since the first call, and resident bytes; the last known on error."""
+        spent = time.process_time()
+        if self._cpu_at_start is None:
+            self._cpu_at_start = spent
+        try:
+            self._resident = int(self._files.read("/proc/self/statm").split()[1]) * page_size()
+        except (OSError, ValueError, IndexError) as error:
+            log.debug("own usage: %s", error)
+        return spent - self._cpu_at_start, self._resident

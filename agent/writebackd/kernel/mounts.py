@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Mounted filesystems from /proc/self/mountinfo, and a cheap check for changes."""
+"""Mounted filesystems from /proc/self/mountinfo, and what tells of changes: a poll, uevents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import select
+import socket
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -68,12 +69,12 @@ def mount_of(files: KernelFiles, path: Path) -> Optional[Mount]:
     """The mount of a path, links followed; None if /proc cannot be read."""
     place = os.path.realpath(path)
     above = [
-        each for each in read_mounts(files)
-        if each.mountpoint == "/" or place == each.mountpoint
-        or place.startswith(f"{each.mountpoint}/")
+        mount for mount in read_mounts(files)
+        if mount.mountpoint == "/" or place == mount.mountpoint
+        or place.startswith(f"{mount.mountpoint}/")
     ]  # fmt: skip
     # Of two on one directory the later one hides the other.
-    return max(reversed(above), key=lambda each: len(each.mountpoint), default=None)
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
 
 
 class MountWatch:
@@ -97,3 +98,57 @@ class MountWatch:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+# The kernel sends at most 2 KiB of strings (UEVENT_BUFFER_SIZE), udevd some more;
+# of a longer message the rest is cut off, which drain() can live with.
+_RECV_BYTES = 16384
+_BLOCK = b"\0SUBSYSTEM=block\0"
+_PROTOCOL = 15  # NETLINK_KOBJECT_UEVENT
+_KERNEL, _UDEV = 1, 2  # groups: as it happens, and when udevd has set the disk up
+# A tick may come late to some thousand events of 300 to 1000 bytes; what the kernel had to drop
+# costs a scan.
+_BUFFER_BYTES = 1 << 20
+
+
+class Uevents:
+    """A bound netlink uevent socket that only counts what concerns block devices."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.setblocking(False)
+
+    def drain(self) -> int:
+        """Read all pending events, without blocking; returns the number of reasons to scan again.
+
+        Lost events count as one: ENOBUFS does not say which the kernel dropped.
+        """
+        reasons = 0
+        while True:
+            try:
+                message = self._sock.recv(_RECV_BYTES)
+            except BlockingIOError:
+                return reasons
+            except OSError:
+                return reasons + 1
+            # Of the kernel's messages and of udevd's: a binary header, then the same strings.
+            if _BLOCK in message + b"\0":
+                reasons += 1
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def open_uevents() -> Tuple[Optional[Uevents], Optional[str]]:
+    """The socket, or None and the reason: new disks are then found by periodic scans."""
+    # No library: what it takes is these calls, and one that knows all of netlink 17 MB and 90 ms.
+    sock: Optional[socket.socket] = None
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _PROTOCOL)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        sock.bind((0, _KERNEL | _UDEV))
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        return None, f"new disks show up to 30 s late, without a uevent socket: {error}"
+    return Uevents(sock), None

@@ -20,10 +20,10 @@ from typing import Collection, Dict, List, Optional, Sequence, Tuple, Type, Unio
 
 from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
 from writebackd.kernel.bcc_object import BccObject
+from writebackd.kernel.bpf_layout import LossCounters
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.full_tables import LossCounters
 from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
@@ -347,7 +347,7 @@ def compiled_programs(image: bytes) -> Dict[str, bytes]:
     Raises OSError that says what to do if it is unavailable.
     """
     with libbpf.Object(image) as obj:
-        maps = [each.name for each in obj.maps()]
+        maps = [table.name for table in obj.maps()]
     return bcc_programs.programs(object_path().with_name("writeback.bcc.c").read_text(), maps)
 
 
@@ -367,7 +367,7 @@ def object_image() -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        machines = sorted(each.name.split(".")[1] for each in path.parent.glob("writeback.*.bpf.o"))
+        machines = sorted(file.name.split(".")[1] for file in path.parent.glob("writeback.*.bpf.o"))
         if machines:
             why = f"no BPF object for {os.uname().machine}, only for {', '.join(machines)}"
         else:

@@ -78,7 +78,7 @@ class Sampler:
         if devices is not self._devices:
             self._devices = devices
             self._numbers = frozenset(
-                number for each in devices for number in (each.devno, *each.leaf_devnos)
+                number for device in devices for number in (device.devno, *device.leaf_devnos)
             )
         disks = self._disks.read(self._numbers)
         reading = self.probe.read(self._topology.by_fs)

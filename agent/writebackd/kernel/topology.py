@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.disk_identity import (
+    Drivers,
+    diskseq,
     leaf_identity,
     links_of,
     stacked_identity,
     volume_identity,
 )
-from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
-from writebackd.kernel.uevents import Uevents
+from writebackd.kernel.mounts import Mount, MountWatch, Uevents, read_mounts
 from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class _Scan:
         for name in self.devno:
             if self.disk(name) == name:
                 below = self._files.listdir(f"/sys/block/{name}/slaves")
-                self._slaves[name] = {self.disk(each) for each in below if each in self.devno}
+                self._slaves[name] = {self.disk(slave) for slave in below if slave in self.devno}
         pools = self._btrfs_members()
         used: Set[str] = set().union(*self._slaves.values())
         used.update(self.disk(member) for members in pools.values() for member in members)
@@ -195,14 +195,13 @@ class _Scan:
         if fact is None:
             read = self._files.try_read
             spins = read(f"/sys/block/{name}/queue/rotational")
-            seq = read(f"/sys/block/{name}/diskseq")  # since 5.15
             write_cache = read(f"/sys/block/{name}/queue/write_cache") or None
             fact = self._facts[name] = _Leaf(
                 devno=self.devno[name],
                 rotational={"0": False, "1": True}.get(spins or ""),
                 write_cache=write_cache,
                 driver=self._drivers.of(name, self._place[name]),
-                diskseq=int(seq) if seq and re.fullmatch("[0-9]{1,20}", seq) else None,
+                diskseq=diskseq(self._files, name),
                 identity=leaf_identity(self._files, name, self.devno[name], write_cache),
             )
         return fact

@@ -120,8 +120,8 @@ def _add_profile(files: KernelFiles, name: str, profiles: Profiles, units: _Sect
     except configparser.Error:
         profiles.unknown.append(path)  # tuned refuses it
         return
-    for each in included(text):
-        _add_profile(files, each, profiles, units)
+    for other in included(text):
+        _add_profile(files, other, profiles, units)
     for section, options in sections.items():
         before = units.get(section)
         if before is None or options.get("replace", ("", ""))[1] in _YES:

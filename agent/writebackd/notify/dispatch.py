@@ -11,8 +11,7 @@ from typing import Dict, Iterator, Sequence, Set, Tuple
 from writebackd.alerts.alert_types import Alert
 from writebackd.policy.keys import Routing
 
-from .alert_events import AlertEvent, Tracker
-from .alert_text import RUNBOOK
+from .alert_events import RUNBOOK, AlertEvent, Tracker
 from .alertmanager import Alertmanager
 from .exec_hook import hook_route
 from .journal_route import journal_route
@@ -85,9 +84,9 @@ class Routes:
         """
         events = self._tracker.tell(active, wall_s, hidden)
         # A new Alertmanager must learn of alerts that were sent and have not ended.
-        active = (*active, *(each for each in hidden if self._tracker.knows(each)))
-        news = {each.id for each in events}
-        old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
+        active = (*active, *(alert for alert in hidden if self._tracker.knows(alert)))
+        news = {event.id for event in events}
+        old = [event for event in self._tracker.standing(wall_s) if event.id not in news]
         for key, route in self._routes.items():
             route.start()  # there may have been no thread to be had before
             if key in self._strangers:

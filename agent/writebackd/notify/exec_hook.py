@@ -21,8 +21,7 @@ from typing import List, Sequence
 
 from writebackd.paths import others_may_choose
 
-from .alert_events import AlertEvent
-from .alert_text import alert_event_json, line
+from .alert_events import AlertEvent, alert_event_json, line
 from .route import QueuedRoute, Refused, RouteError
 
 # Of its output that is kept for the log; the rest is read and thrown away.
@@ -106,7 +105,7 @@ def unprivileged(
     )  # fmt: skip
     return [
         "systemd-run", "--quiet", "--collect", "--pipe", "--wait", f"--unit={_unit(name)}",
-        "--setenv=LC_ALL=C.UTF-8", *(f"--property={each}" for each in properties), *argv,
+        "--setenv=LC_ALL=C.UTF-8", *(f"--property={setting}" for setting in properties), *argv,
     ]  # fmt: skip
 
 

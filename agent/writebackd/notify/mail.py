@@ -7,8 +7,7 @@ import time
 from functools import partial
 from typing import List, Sequence
 
-from .alert_events import AlertEvent, EventKind
-from .alert_text import fact_lines, headline, line, runbook_of, who
+from .alert_events import AlertEvent, EventKind, fact_lines, headline, line, runbook_of, who
 from .exec_hook import run_unprivileged
 from .route import QueuedRoute
 
@@ -31,7 +30,7 @@ def _send(
 def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> bytes:
     """The mail with its headers.
 
-    alert_text.line has removed line ends from foreign text (names of processes and devices), and
+    alert_events.line has removed line ends from foreign text (names of processes and devices), and
     EmailMessage refuses a header that has one.
     """
     # Megabytes, with OpenSSL, that are only there when mail is.
@@ -67,7 +66,7 @@ def body(event: AlertEvent, host: str, runbook: str) -> List[str]:
     facts = fact_lines(alert)
     if facts:
         lines.append(f"evidence {facts}")
-    lines += [f"who      {who(each)}" for each in alert.culprits]
+    lines += [f"who      {who(culprit)}" for culprit in alert.culprits]
     lines.append(f"done     {line(alert.done)}")
     lines.append(f"runbook  {runbook_of(alert, runbook)}")
     lines += ["", "To see it now: writebackctl alerts"]

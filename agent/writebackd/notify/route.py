@@ -187,7 +187,7 @@ class QueuedRoute(Route):
     def meet(self, standing: Sequence[AlertEvent]) -> None:
         with self._lock:
             waiting = {event.id for event in self._waiting}
-        self.take([each for each in standing if each.id not in waiting], (), 0.0)
+        self.take([event for event in standing if event.id not in waiting], (), 0.0)
 
     def _count_waiting(self) -> int:
         return len(self._waiting)

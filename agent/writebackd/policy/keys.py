@@ -359,12 +359,12 @@ SECTIONS: Mapping[str, Any] = {
 
 def _keys(section: str) -> Iterator[Key]:
     """A section's own keys come before inherited ones."""
-    inherited = {each.name for base in SECTIONS[section].__bases__ if base is not object
-                 for each in fields(base)}  # fmt: skip
-    for each in sorted(fields(SECTIONS[section]), key=lambda each: each.name in inherited):
-        if each.metadata:
-            name = each.name[: len(each.name) - len(each.metadata["kind"].suffix)]
-            yield Key(section, name.replace("_", "-"), each.name, **each.metadata)
+    inherited = {entry.name for base in SECTIONS[section].__bases__ if base is not object
+                 for entry in fields(base)}  # fmt: skip
+    for entry in sorted(fields(SECTIONS[section]), key=lambda entry: entry.name in inherited):
+        if entry.metadata:
+            name = entry.name[: len(entry.name) - len(entry.metadata["kind"].suffix)]
+            yield Key(section, name.replace("_", "-"), entry.name, **entry.metadata)
 
 
 KEYS: Tuple[Key, ...] = tuple(key for section in SECTIONS for key in _keys(section))

@@ -13,11 +13,9 @@ from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple
 
 from writebackd.types.quantities import Number
 
-from .facts import DiskFacts, HostFacts
-from .find import misplaced, search_dirs, unsafe
 from .keys import KEYS
-from .load import DEFAULT_NAME, load_all, load_policy
-from .rules import MemoryRule, Rule
+from .load import DEFAULT_NAME, load_all, load_policy, misplaced, search_dirs, unsafe
+from .rules import DiskFacts, HostFacts, MemoryRule, Rule
 from .schema import Policy
 from .units import format_size
 
@@ -59,7 +57,7 @@ class Verdict:
     @property
     def runs(self) -> bool:
         """Whether the services in its rules run."""
-        return any(each.rule == "services" and each.holds for each in self.findings)
+        return any(finding.rule == "services" and finding.holds for finding in self.findings)
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Choice:
     @property
     def runner_up(self) -> Optional[Verdict]:
         """The policy with the next most points, fitting or not."""
-        others = [each for each in self.verdicts if each.name != self.policy.name and each.points]
+        others = [one for one in self.verdicts if one.name != self.policy.name and one.points]
         return others[0] if others else None
 
 
@@ -115,21 +113,21 @@ def choose(
     ``default`` is one of these is for the caller to ask.
     """
     every = load_all(config_dir, root)
-    problems = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
+    problems = {one.name: unsafe(one.policy.files) for one in every if one.name != DEFAULT_NAME}
     distrusted = {name: why for name, why in problems.items() if why}
-    loaded = {each.name: each for each in every if each.name not in distrusted}
+    loaded = {one.name: one for one in every if one.name not in distrusted}
     for name in (DEFAULT_NAME, before):
         if name in loaded:
             loaded[name].valid()
-    verdicts = [judge(each.policy, facts) for each in loaded.values()]
-    if not any(each.fits and each.runs for each in verdicts):
-        verdicts = [_with_services(each) if each.name == before else each for each in verdicts]
+    verdicts = [judge(one.policy, facts) for one in loaded.values()]
+    if not any(verdict.fits and verdict.runs for verdict in verdicts):
+        verdicts = [_with_services(one) if one.name == before else one for one in verdicts]
     verdicts = list(rank(verdicts))
     best = verdicts[0] if verdicts and verdicts[0].fits else None
     if best is not None:
         loaded[best.name].valid()
-    wrong = [name for name, each in loaded.items() if each.problems]
-    verdicts = [each for each in verdicts if each.name not in wrong]
+    wrong = [name for name, one in loaded.items() if one.problems]
+    verdicts = [verdict for verdict in verdicts if verdict.name not in wrong]
     skipped = (
         *misplaced(search_dirs(config_dir, root)),
         *(line for name in wrong for line in loaded[name].problems),
@@ -154,7 +152,7 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
         return f"no policy fits this host{nearest}"
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
     reason = f"best match, {best.points} points: {'; '.join(held)}"
-    others = [each for each in verdicts[1:] if each.fits]
+    others = [verdict for verdict in verdicts[1:] if verdict.fits]
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
@@ -164,12 +162,12 @@ def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
 def _with_services(verdict: Verdict) -> Verdict:
     """The verdict with its services assumed to run, if nothing else is missing."""
     findings = tuple(
-        replace(each, holds=True, evidence=f"{each.wanted} (not now)")
-        if each.rule == "services" and not each.holds
-        else each
-        for each in verdict.findings
+        replace(finding, holds=True, evidence=f"{finding.wanted} (not now)")
+        if finding.rule == "services" and not finding.holds
+        else finding
+        for finding in verdict.findings
     )
-    points = sum(each.points for each in findings if each.holds)
+    points = sum(finding.points for finding in findings if finding.holds)
     if verdict.fits or points < verdict.least:
         return verdict
     return replace(verdict, points=points, findings=findings)
@@ -222,12 +220,12 @@ def _services(
     # Globs outside: fnmatch keeps a few hundred compiled, and a policy may have a thousand.
     for glob in globs:
         if glob.endswith(_UNIT):
-            names += [each for each in facts.units if fnmatchcase(each, glob)]
+            names += [unit for unit in facts.units if fnmatchcase(unit, glob)]
         else:
-            names += [each for each in facts.processes if _is_called(each, glob)]
+            names += [process for process in facts.processes if _is_called(process, glob)]
     if not names and facts.unseen is not None:
         return None, f"none that can be seen runs (/proc is mounted {facts.unseen})"
-    if names and only_units and not any(each.endswith(_UNIT) for each in names):
+    if names and only_units and not any(name.endswith(_UNIT) for name in names):
         return False, f"{_few(names)} runs, but none of the units"
     return bool(names), f"{_few(names)} runs" if names else "none runs"
 

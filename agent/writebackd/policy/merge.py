@@ -111,8 +111,8 @@ class Merger:
         self._check_alerts()
         self._check_devices()
         self._check_empty_windows()
-        for each in self.inside:
-            self._check_window(each)
+        for merger in self.inside:
+            self._check_window(merger)
         self._check_overlaps()
         self.errors.raise_any()
 
@@ -128,7 +128,7 @@ class Merger:
         """Check the merged values while a window is open."""
         inside = copy.copy(self)
         inside.window = name
-        changed = {(each.key.section, each.key.name): each for each in self.windows[name].values()}
+        changed = {(line.key.section, line.key.name): line for line in self.windows[name].values()}
         inside.values = {**self.values, **changed}
         inside.broken = {
             (WINDOW_KEYS[key].section, key)
@@ -188,9 +188,9 @@ class Merger:
         """The value of a key, for the device that ``glob`` names if there is one."""
         key = DEVICE_KEYS[name]
         value = self.values[key.section, name]
-        for each in self.devices if glob else ():
-            if each.key is key and schema.matches(each.glob, glob, names=(glob,)):
-                value = each
+        for setting in self.devices if glob else ():
+            if setting.key is key and schema.matches(setting.glob, glob, names=(glob,)):
+                value = setting
         return value
 
     def _check_order(self, small: str, large: str, glob: str) -> None:
@@ -202,7 +202,7 @@ class Merger:
         # Point at the line written last: the other one may be a default.
         own = low.origin != "default" and not (glob and low == general[0])
         if self.window:
-            changed = {each.origin for each in self.windows[self.window].values()}
+            changed = {line.origin for line in self.windows[self.window].values()}
             if not changed & {low.origin, high.origin}:
                 return  # always wrong, and reported already
             own = low.origin in changed
@@ -238,7 +238,7 @@ class Merger:
 
     def _check_own_rest(self, glob: str) -> None:
         """Check what one section of one file says; bounds from elsewhere adapt."""
-        own = {each.key.name: each for each in self.devices if each.glob == glob}
+        own = {line.key.name: line for line in self.devices if line.glob == glob}
         rest = own.get("rest")
         if self.window or rest is None or self._is_broken(glob, "rest", "floor", "ceiling"):
             return
@@ -270,23 +270,23 @@ class Merger:
             return
         for glob in include.value:
             literal = not re.search("[*?[]", glob)
-            for each in exclude.value:
-                if each in (glob, "*") or (literal and schema.matches(each, glob, names=(glob,))):
+            for other in exclude.value:
+                if other in (glob, "*") or (literal and schema.matches(other, glob, names=(glob,))):
                     self.errors.add(
                         exclude.origin,
-                        f"exclude: '{each}' leaves out all of '{glob}', which include asks for "
+                        f"exclude: '{other}' leaves out all of '{glob}', which include asks for "
                         f"({include.origin}): remove one of them",
                     )
                     break
 
     def policy(self, files: Sequence[Path]) -> Policy:
         """The merged policy; if ``finish`` reported errors, its readable part."""
-        origins = {where: each.origin for where, each in self.values.items()}
-        origins.update({(f"device {each.glob}", each.key.name): each.origin
-                        for each in self.devices})  # fmt: skip
-        origins.update({(f"window {name}", key): each.origin
+        origins = {where: setting.origin for where, setting in self.values.items()}
+        origins.update({(f"device {line.glob}", line.key.name): line.origin
+                        for line in self.devices})  # fmt: skip
+        origins.update({(f"window {name}", key): line.origin
                         for name, lines in self.windows.items()
-                        for key, each in lines.items()})  # fmt: skip
+                        for key, line in lines.items()})  # fmt: skip
         sections = {name: self._section(name) for name in SECTIONS if name != "policy"}
         return Policy(
             **{**self._fields("policy"), "name": self.name},
@@ -298,9 +298,9 @@ class Merger:
 
     def _fields(self, section: str) -> Dict[str, Any]:
         return {
-            each.key.attribute: each.value
-            for each in self.values.values()
-            if each.key.section == section
+            value.key.attribute: value.value
+            for value in self.values.values()
+            if value.key.section == section
         }
 
     def _section(self, name: str) -> Any:
@@ -316,7 +316,7 @@ class Merger:
                 yield Window(
                     name=inside.window,
                     when=opens.value,
-                    settings=tuple(each for each in lines.values() if each is not opens),
+                    settings=tuple(line for line in lines.values() if line is not opens),
                     limits=inside._section("limits"),
                     objective=inside._section("objective"),
                     origin=opens.origin,

@@ -152,7 +152,7 @@ def _section(header: str, origin: str, errors: Errors) -> str:
         hint = ": for values at certain times write [window NAME]"
     if kind == "devices":
         hint = ": for values of one device write [device NAME]"
-    known = ", ".join(f"[{each}]" for each in SECTIONS)
+    known = ", ".join(f"[{section}]" for section in SECTIONS)
     errors.add(
         origin,
         f"unknown section [{units.shorten(name)}]{hint} (sections are {known}, [device NAME], "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The rules of [match], ``POINTS: WHAT``: parsed and formatted exactly."""
+"""The rules of [match], ``POINTS: WHAT``, parsed and formatted exactly; the facts they test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,43 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Tuple
 
 from . import units
-from .facts import CACHES, VIRTUALISATIONS
+
+# What stands behind a disk, as far as the kernel knows. `controller` is a guess by the driver:
+# queue/write_cache says "write through" of a RAID controller whose cache is protected.
+CACHES = ("controller", "drive", "none")
+# `host` is a Xen dom0: a guest by its CPU flags, and the machine's own by all else.
+VIRTUALISATIONS = ("metal", "guest", "host")
+
+
+@dataclass(frozen=True)
+class DiskFacts:
+    """A disk that is not stacked on others."""
+
+    name: str
+    driver: Optional[str] = None
+    cache: Optional[str] = None  # one of CACHES
+    rotational: Optional[bool] = None
+    removable: bool = False  # behind USB, or with media that can be taken out
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The facts about a host at one time; None means unknown, not "no"."""
+
+    disks: Tuple[DiskFacts, ...] = ()
+    units: Optional[Tuple[str, ...]] = None  # systemd units that have a process, sorted
+    # Names as the kernel keeps them (15 bytes, kernel threads more), sorted.
+    processes: Optional[Tuple[str, ...]] = None
+    unseen: Optional[str] = None  # the option of /proc that hides others of both
+    virtualisation: Optional[str] = None  # one of VIRTUALISATIONS
+    virtualisation_shown_by: str = ""
+    memory_bytes: Optional[int] = None
+
+    @property
+    def fixed_disks(self) -> Tuple[DiskFacts, ...]:
+        """The disks that are not removable: a USB stick calls itself rotational."""
+        return tuple(disk for disk in self.disks if not disk.removable)
+
 
 _RULE = re.compile(r"([0-9]{1,4})[ \t]*:[ \t]*(.*)")
 _DRIVER_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_*?-]|\[!?[A-Za-z0-9-]+\])+")
@@ -36,7 +72,7 @@ class MemoryRule:
 
     def __str__(self) -> str:
         bounds = (self.low_bytes, self.high_bytes)
-        return "..".join("" if each is None else units.format_size(each) for each in bounds)
+        return "..".join("" if bound is None else units.format_size(bound) for bound in bounds)
 
 
 def format_rule(rule: object) -> str:
@@ -102,7 +138,7 @@ def parse_memory(text: str) -> Optional[MemoryRule]:
     low, dots, high = (part.strip(" \t") for part in what.partition(".."))
     if not dots or not (low or high):
         raise units.UnitError(f"'{units.shorten(what)}' is not a range: write it like '{example}'")
-    least, most = (units.parse_size(each) if each else None for each in (low, high))
+    least, most = (units.parse_size(end) if end else None for end in (low, high))
     if least is not None and most is not None and least > most:
         raise units.UnitError(f"'{units.shorten(what)}' is empty: swap its ends")
     return MemoryRule(points, least, most)

@@ -52,7 +52,7 @@ def matches(
         return fnmatchcase(driver, glob[len(_BY_DRIVER) :])
     if is_stable(glob):
         path = glob if glob.startswith("/") else _BY_ID + glob
-        return any(fnmatchcase(each, path) for each in names)
+        return any(fnmatchcase(known, path) for known in names)
     if fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob)):
         return True
     return bool(names) and _BY_ID + glob in names
@@ -65,7 +65,7 @@ def is_stable(glob: str) -> bool:
 
 def is_pattern(glob: str) -> bool:
     """Whether it may match devices whose names are not known."""
-    return glob.startswith(_BY_DRIVER) or any(each in glob for each in "*?[")
+    return glob.startswith(_BY_DRIVER) or any(sign in glob for sign in "*?[")
 
 
 def device_globs(devices: Sequence[str]) -> Iterator[str]:
@@ -112,7 +112,7 @@ class Policy(keys.PolicySection):
         """The policy while the window is open, or none is: a policy without windows."""
         if window is None:
             return replace(self, windows=()) if self.windows else self
-        changed = {(each.key.section, each.key.name): each.origin for each in window.settings}
+        changed = {(line.key.section, line.key.name): line.origin for line in window.settings}
         return replace(
             self, limits=window.limits, objective=window.objective, windows=(),
             origins={**self.origins, **changed},
@@ -143,11 +143,11 @@ class Policy(keys.PolicySection):
 
     def sections(self, device: Device) -> List[str]:
         """The device sections that match it, each with the place of its first line."""
-        found = {
-            each.glob: each.origin for each in reversed(self.devices.settings)
-            if matches(each.glob, device.name, device.devno, device.driver, device.names)
+        origins = {
+            setting.glob: setting.origin for setting in reversed(self.devices.settings)
+            if matches(setting.glob, device.name, device.devno, device.driver, device.names)
         }
-        return [f"[device {glob}] ({found[glob]})" for glob in reversed(found)]
+        return [f"[device {glob}] ({origins[glob]})" for glob in reversed(origins)]
 
     def unresolved(self, devices: Sequence[Device]) -> List[str]:
         """A warning for each link, WWN or mount point in the policy that names no device now."""
@@ -158,8 +158,8 @@ class Policy(keys.PolicySection):
         return lines
 
     def _unresolved(self, devices: Sequence[Device]) -> List[str]:
-        written = {each.glob: f"[device {each.glob}] ({each.origin})"
-                   for each in reversed(self.devices.settings)}
+        written = {setting.glob: f"[device {setting.glob}] ({setting.origin})"
+                   for setting in reversed(self.devices.settings)}
         for key, globs in (("include", self.devices.include), ("exclude", self.devices.exclude)):
             for glob in globs:
                 written[glob] = f"{key} {glob} ({self.origins['devices', key]})"

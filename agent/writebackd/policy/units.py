@@ -128,34 +128,25 @@ def format_time(seconds: float) -> str:
     return min(candidates, key=lambda text: (text.startswith("0."), len(text)))
 
 
-def parse_share(text: str) -> float:
-    """0..1 from ``20%``."""
-    return float(_split(text, "a share: write it like 20%", "%")[0] / 100)
+def _number_with(
+    unit: str, wanted: str, exponent: int = 0, *others: str
+) -> Tuple[Callable[[str], float], Callable[[float], str]]:
+    """Parser and formatter of a number with this unit, 10**exponent of which are one."""
+
+    def parse(text: str) -> float:
+        return float(_split(text, wanted, unit, *others)[0] / 10**exponent)
+
+    def write(number: float) -> str:
+        return _plain(Decimal(repr(number)).scaleb(exponent)) + unit
+
+    return parse, write
 
 
-def format_share(share: float) -> str:
-    """0.2 as ``20%``."""
-    return _plain(Decimal(repr(share)).scaleb(2)) + "%"
-
-
-def parse_multiple(text: str) -> float:
-    """A factor from ``10x``."""
-    return float(_split(text, "a multiple: write it like 10x", "x")[0])
-
-
-def format_multiple(multiple: float) -> str:
-    """10.0 as ``10x``."""
-    return _plain(Decimal(repr(multiple))) + "x"
-
-
-def parse_frequency(text: str) -> float:
-    """Operations per second from ``5`` or ``5/s``."""
-    return float(_split(text, "operations per second: write it like 5/s", "", "/s")[0])
-
-
-def format_frequency(frequency: float) -> str:
-    """5.0 as ``5/s``."""
-    return _plain(Decimal(repr(frequency))) + "/s"
+parse_share, format_share = _number_with("%", "a share: write it like 20%", 2)
+parse_multiple, format_multiple = _number_with("x", "a multiple: write it like 10x")
+parse_frequency, format_frequency = _number_with(
+    "/s", "operations per second: write it like 5/s", 0, ""
+)
 
 
 def parse_switch(text: str) -> bool:

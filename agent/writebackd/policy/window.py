@@ -104,7 +104,7 @@ def format_when(when: Optional[When]) -> str:
     """As parse_when() reads it; three days or more in a row as Mon..Wed."""
     if when is None:
         return ""
-    hours = "-".join(f"{each // 60:02}:{each % 60:02}" for each in (when.begin, when.end))
+    hours = "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (when.begin, when.end))
     if len(when.days) == len(DAYS):
         return hours
     runs: List[List[int]] = []

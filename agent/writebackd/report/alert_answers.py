@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.foreign import by_device
-from writebackd.notify.alert_text import RUNBOOK, alert_json
+from writebackd.notify.alert_events import RUNBOOK, alert_json
 from writebackd.report.answer_parts import Json
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_answers import find_devices

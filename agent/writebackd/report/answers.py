@@ -11,7 +11,7 @@ from typing import Annotated, Any, Dict, List, Literal, Optional, TypedDict
 
 from writebackd.notify.alert_answer import ActiveAlert, AlertRow, Writer
 from writebackd.notify.route import RouteState
-from writebackd.policy.timetable import Open
+from writebackd.policy.reload import Open
 from writebackd.report.recommendation import Basis
 from writebackd.report.snapshot import VerdictCode
 from writebackd.types.decision import DeviceState, Mode, Rule

@@ -7,9 +7,9 @@ import logging
 from typing import Callable, Collection, Optional, Sequence, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
-from writebackd.kernel.cmdlines import CommandLines
+from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.lever_writers import writer_of
-from writebackd.notify import journal_fields
+from writebackd.notify import journal_route
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.copying import replace
 from writebackd.types.levers import ForeignWrite
@@ -36,7 +36,7 @@ def name_writers(
             log.warning(
                 "%s: %s set %s=%s: lever released",
                 AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
-                extra=journal_fields.foreign(writer),
+                extra=journal_route.foreign(writer),
             )
     return tuple(named)
 

@@ -7,9 +7,9 @@ import json
 from typing import List, Optional, Sequence, Tuple
 
 from writebackd.notify import AlertEvent, EventKind
-from writebackd.notify.alert_text import alert_event_json, headline
-from writebackd.notify.journal_fields import LIMITS
-from writebackd.policy.timetable import Open
+from writebackd.notify.alert_events import alert_event_json, headline
+from writebackd.notify.journal_route import LIMITS
+from writebackd.policy.reload import Open
 from writebackd.report.history_schema import Event
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.decision import DeviceDecision, Mode

@@ -14,7 +14,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 from writebackd.control.decide import decide, rebounded
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import Policy
-from writebackd.policy.timetable import Timetable
+from writebackd.policy.reload import Timetable
 from writebackd.report.effectiveness import weighted_median
 from writebackd.report.recorder import Recorded, RecordedDecision, recorded_decision
 from writebackd.types.copying import replace

@@ -12,7 +12,7 @@ from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.notify import RouteState
 from writebackd.policy import Policy
 from writebackd.policy.keys import Objective
-from writebackd.policy.timetable import Open
+from writebackd.policy.reload import Open
 from writebackd.report.totals import Totals
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceDecision, Mode

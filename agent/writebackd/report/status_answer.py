@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
-from writebackd.alerts.array_state import battery
+from writebackd.alerts.messages import battery
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.alert_answers import alerts_json, route_warnings
 from writebackd.report.answer_parts import (

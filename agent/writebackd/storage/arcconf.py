@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # Of one controller; their numbers begin at 1, and the first answer says how many there are.
@@ -90,11 +90,11 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     if not any(keys.values()) and not volumes:
         raise out.complaint(config, "neither a controller nor a logical device in it")
     busy = _works(status)
-    own, battery = (table.Facts(KEYS, keys[each]) for each in ("controller", "battery"))
+    own, battery = (table.Facts(KEYS, keys[name]) for name in ("controller", "battery"))
     writes = out.share(own.text("write share"))
     mapped = tuple(
-        _volume(number, table.Facts(KEYS, each), own, writes, busy.get(number, ()))
-        for number, each in volumes
+        _volume(number, table.Facts(KEYS, lines), own, writes, busy.get(number, ()))
+        for number, lines in volumes
     )
     model, works = own.text("model"), busy.get(None, ())
     return (

@@ -8,14 +8,14 @@ import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
-from writebackd.estimate.true_fill import FILL_FRESH_S
+from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.linux_storage import MDSTAT, parse_mdstat
-from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import STALE_S, CollectorReport
+from writebackd.storage.tool_output import ToolError
 from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0
@@ -142,8 +142,8 @@ def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Back
     """Both, without array reports about a cache that has a newer reading of its own."""
     if not caches:
         return tuple(arrays)
-    known = {(each.device, each.source) for each in caches}
-    return (*(each for each in arrays if (each.device, each.source) not in known), *caches)
+    known = {(cache.device, cache.source) for cache in caches}
+    return (*(array for array in arrays if (array.device, array.source) not in known), *caches)
 
 
 def is_stale(

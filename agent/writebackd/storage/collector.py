@@ -2,7 +2,7 @@
 """writebackd-raid, the collector: asks RAID tools and the kernel about arrays and caches.
 
 It is a separate program, as tools need device nodes that the daemon's sandbox hides, and hang if
-their controller hangs.
+their controller hangs; and reading bcache's files may wait for a lock.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import linux_storage, report_file
 from writebackd.storage.backing_watch import is_stale
-from writebackd.storage.cache_follower import follow
 from writebackd.storage.device_matcher import stamped
-from writebackd.storage.raid_tools import LIMIT_S, find, kinds, question, search_path
-from writebackd.storage.raid_types import ToolError
+from writebackd.storage.raid_tools import LIMIT_S, find, kinds, mapped, question, search_path
 from writebackd.storage.report_file import CollectorReport, Tool
+from writebackd.storage.tool_output import ToolError
 
 # Another tool for the same controllers says the same, and each question costs the firmware time;
 # where the controller is what hangs, it would hang there too.
@@ -55,7 +54,7 @@ def collect(
     with tempfile.TemporaryDirectory(prefix="writebackd-raid-") as home:
         for kind in kinds(files):
             path = find(kind, places, top)
-            known = {each.name for each in tools if each.controllers}
+            known = {earlier.name for earlier in tools if earlier.controllers}
             if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             tool, hung = question(kind, path, home, limit_s)
@@ -68,8 +67,8 @@ def collect(
 
 def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> CollectorReport:
     """Add the earlier answers of tools not asked yet; the whole report is then as old as those."""
-    asked = {each.name for each in report.tools}
-    rest = [each for each in before.tools if each.name not in asked] if before else []
+    asked = {tool.name for tool in report.tools}
+    rest = [tool for tool in before.tools if tool.name not in asked] if before else []
     if before is None or not rest:
         return report
     return replace(
@@ -177,3 +176,42 @@ def _leave(report: CollectorReport, output: Path, last: bool) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# How often those are asked that had no cache.
+ASK_ALL_S = 60.0
+
+
+def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/")) -> None:
+    """Write `output` every `every_s` seconds, until there is no cache.
+
+    Raises OSError, or ToolError if tools fail and no cache is seen: then the last report stays and
+    becomes stale. `top` is as in `find`.
+    """
+    empty: Set[str] = set()
+    ask_all_s = float("-inf")
+    while True:
+        if time.monotonic() >= ask_all_s:
+            ask_all_s = time.monotonic() + ASK_ALL_S
+            empty.clear()
+        report = report_file.begun(files)
+        tools = [tool for tool in _tools(files, top, empty) if tool.controllers or tool.error]
+        empty.update({kind.name for kind in mapped(files)} - {tool.name for tool in tools})
+        if not tools:
+            output.unlink(missing_ok=True)
+            return
+        if not any(tool.controllers for tool in tools):
+            raise ToolError(
+                "; ".join(f"{tool.name} ({tool.path}): {tool.error}" for tool in tools)
+            )  # fmt: skip
+        report_file.write(replace(report, tools=tuple(tools)), output)
+        time.sleep(every_s)
+
+
+def _tools(files: KernelFiles, top: Path, empty: Set[str]) -> List[Tool]:
+    tools = [Tool("bcache", "/sys/block", None, linux_storage.read_bcache(files))]
+    for kind in mapped(files):
+        path = find(kind, search_path(), top) if kind.name not in empty else None
+        if path is not None:
+            tools.append(question(kind, path, "/")[0])
+    return [replace(tool, controllers=stamped(tool.controllers, files)) for tool in tools]

@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from writebackd.kernel.drivers import Drivers
+from writebackd.kernel.disk_identity import Drivers, diskseq
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import Backing, Device
 
 # The drivers that a tool's controllers have, for those that do not say where they are.
@@ -44,10 +44,10 @@ class _Located:
     def __init__(self, controller: Controller, pci: Optional[str]) -> None:
         self.controller, self.pci = controller, pci
         volumes = controller.volumes
-        self.by_disk = {each.disk: each for each in volumes if each.disk is not None}
-        named = [each for each in volumes if each.disk is None]
-        self.by_wwn = {each.wwn: each for each in named if each.wwn is not None}
-        self.by_number = {each.number: each for each in named if each.number is not None}
+        self.by_disk = {volume.disk: volume for volume in volumes if volume.disk is not None}
+        named = [volume for volume in volumes if volume.disk is None]
+        self.by_wwn = {volume.wwn: volume for volume in named if volume.wwn is not None}
+        self.by_number = {volume.number: volume for volume in named if volume.number is not None}
 
 
 class Matcher:
@@ -70,23 +70,23 @@ class Matcher:
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
         located = [
-            _Located(each, each.pci or self._in_slot(each.slot, adapters) or lonely)
-            for each in controllers
+            _Located(one, one.pci or self._in_slot(one.slot, adapters) or lonely)
+            for one in controllers
         ]
         matched: Set[int] = set()
         for device in self._devices:
             said = []
             for at, one in enumerate(located):
-                each = one.controller
+                own = one.controller
                 for volume in self._volumes(one, device):
                     matched.add(at)
                     # Two disks of one array say the same.
                     said.append(Backing(
-                        device.name, source, wall_s, each.capacity_bytes, volume.mode,
-                        each.protection, each.dirty_bytes, each.learn_s,
-                        (*each.works, *volume.works), each.thresholds,
+                        device.name, source, wall_s, own.capacity_bytes, volume.mode,
+                        own.protection, own.dirty_bytes, own.learn_s,
+                        (*own.works, *volume.works), own.thresholds,
                         volume.disk if read_s is not None else None, read_s,
-                        (*each.unread, *volume.unread),
+                        (*own.unread, *volume.unread),
                     ))  # fmt: skip
             yield from dict.fromkeys(said)
         for at, one in enumerate(located):
@@ -100,9 +100,9 @@ class Matcher:
         """The devices on top of an array, and those that share a disk with it."""
         disks = self._names(array)
         return [
-            each
-            for each in self._devices
-            if array in self._names(each.name) or disks & set(each.leaves)
+            device
+            for device in self._devices
+            if array in self._names(device.name) or disks & set(device.leaves)
         ]
 
     def _volumes(self, located: _Located, device: Device) -> Iterator[Volume]:
@@ -130,7 +130,7 @@ class Matcher:
     def _in_slot(self, slot: Optional[int], adapters: FrozenSet[Optional[str]]) -> Optional[str]:
         """The adapter in the PCI slot with that number, by the firmware's table."""
         at = self._files.try_read(f"/sys/bus/pci/slots/{slot}/address")
-        return next((each for each in adapters if at and (each or "").startswith(f"{at}.")), None)
+        return next((pci for pci in adapters if at and (pci or "").startswith(f"{at}.")), None)
 
     def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
         """PCI addresses of the controllers with these drivers."""
@@ -158,10 +158,10 @@ class Matcher:
             names: Set[str] = set()
             waiting = [name]
             while waiting:
-                each = self._disk(waiting.pop())
-                if each not in names:
-                    names.add(each)
-                    waiting += self._files.listdir(f"/sys/block/{each}/slaves")
+                disk = self._disk(waiting.pop())
+                if disk not in names:
+                    names.add(disk)
+                    waiting += self._files.listdir(f"/sys/block/{disk}/slaves")
             self._below[name] = frozenset(names)
         return self._below[name]
 
@@ -179,14 +179,8 @@ def stamped(
     """Add the sequence numbers of the disks: in ten minutes another disk may have the name."""
     return tuple(
         replace(controller, volumes=tuple(
-            replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
-            for each in controller.volumes
+            replace(volume, diskseq=diskseq(files, volume.disk)) if volume.disk else volume
+            for volume in controller.volumes
         ))
         for controller in controllers
     )  # fmt: skip
-
-
-def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
-    """A number that no later disk has in this boot; None: before Linux 5.15, or it is gone."""
-    text = files.try_read(f"/sys/block/{disk}/diskseq")
-    return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None

@@ -13,8 +13,16 @@ from dataclasses import replace
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, ToolError, Volume
-from writebackd.storage.tool_output import MOST_VOLUMES, possible, share, size_bytes, whole
+from writebackd.storage.tool_output import (
+    MOST_VOLUMES,
+    Controller,
+    ToolError,
+    Volume,
+    possible,
+    share,
+    size_bytes,
+    whole,
+)
 from writebackd.types.storage import ArrayWork, CacheMode, Threshold
 
 MDSTAT = "/proc/mdstat"
@@ -85,7 +93,7 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
             dirty_bytes=dirty,
             volumes=(Volume(disk=name, mode=mode),),
             thresholds=_thresholds(
-                (each, files.try_read(f"{here}/{each}")) for each in BCACHE_THRESHOLDS
+                (file, files.try_read(f"{here}/{file}")) for file in BCACHE_THRESHOLDS
             ),
         )
         if len(caches) == MOST_VOLUMES:
@@ -175,7 +183,7 @@ def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Contr
     mode = CacheMode.WRITE_BACK if _number(status, 0) == 0 else CacheMode.WRITE_THROUGH
     options = {**_WRITECACHE_THRESHOLDS, **dict(zip(table[5:], table[6:]))}
     names = (*_WRITECACHE_THRESHOLDS, "writeback_jobs")
-    thresholds = _thresholds((each, str(options[each])) for each in names if each in options)
+    thresholds = _thresholds((name, str(options[name])) for name in names if name in options)
     return _target(disk, mode, block, blocks, used, thresholds)
 
 

@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
+from writebackd.storage.tool_output import Controller, ToolError, Volume, all_write_through
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # -NoLog: without it each run leaves MegaSAS.log in the working directory.
@@ -83,7 +83,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
                 _add(here, line)
     if not adapters:
         raise out.complaint("\n".join(outputs), "no adapter in it")
-    return tuple(_controller(each) for _, each in sorted(adapters.items()))
+    return tuple(_controller(adapter) for _, adapter in sorted(adapters.items()))
 
 
 def _adapter(line: out.Line) -> Optional[int]:
@@ -94,7 +94,7 @@ def _adapter(line: out.Line) -> Optional[int]:
 
 def _add(adapter: _Adapter, line: out.Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
-    if any(each in text for each in _NO_BATTERY):
+    if any(said in text for said in _NO_BATTERY):
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)
@@ -114,11 +114,11 @@ def _controller(adapter: _Adapter) -> Controller:
     facts = table.Facts(KEYS, adapter.keys)
     drives = [(number, table.Facts(KEYS, keys), keys) for number, keys in adapter.volumes]
     volumes = tuple(
-        Volume(number, mode=_mode(each), works=_works(keys), unread=tuple(each.unread))
-        for number, each, keys in drives
+        Volume(number, mode=_mode(drive), works=_works(keys), unread=tuple(drive.unread))
+        for number, drive, keys in drives
     )
     # A volume set to write back that does not is waiting for a battery.
-    wanted = any("writeback" in each.text("default mode").lower() for _, each, _ in drives)
+    wanted = any("writeback" in drive.text("default mode").lower() for _, drive, _ in drives)
     missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(
         pci=_address(facts),
@@ -131,7 +131,7 @@ def _controller(adapter: _Adapter) -> Controller:
 
 def _address(facts: table.Facts) -> Optional[str]:
     """The PCI address from hexadecimal digits; only the first domain is known."""
-    return out.pci_address(":".join(facts.text(each) for each in ("bus", "device", "function")))
+    return out.pci_address(":".join(facts.text(part) for part in ("bus", "device", "function")))
 
 
 def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
@@ -151,7 +151,7 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
         return state
     if facts.text("charging").lower() == "charging":
         return Protection.CHARGING
-    for key in (each for each, meant in flags.items() if meant is None):
+    for key in (key for key, meant in flags.items() if meant is None):
         facts.unknown("battery", key)
     # Some gives an empty state, but flags.
     silent = facts.is_reported("battery") and not facts.text("battery") and _NEWER not in keys

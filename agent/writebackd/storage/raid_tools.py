@@ -11,13 +11,19 @@ from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
-from writebackd.kernel.bounded_output import output_of
+from writebackd.kernel.child_process import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
-from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import Tool
-from writebackd.storage.tool_output import MOST_BYTES, MOST_NAME, complaint, text_of
+from writebackd.storage.tool_output import (
+    MOST_BYTES,
+    MOST_NAME,
+    Controller,
+    ToolError,
+    complaint,
+    text_of,
+)
 from writebackd.storage.tool_table import Table
 
 # A busy controller with 200 disks answers `show all` within 20 s.
@@ -71,7 +77,7 @@ def _asked(
                 continue
             if controllers:
                 logs = [word for word in words if word != "all"]
-                outputs += _others(ask, [_without(each, logs) for each in more(outputs[0])])
+                outputs += _others(ask, [_without(command, logs) for command in more(outputs[0])])
                 controllers = tool.parse(outputs)
             return controllers
         raise errors[0]
@@ -173,7 +179,7 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 def search_path() -> Tuple[str, ...]:
     """Directories in which to look for tools."""
-    own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
 

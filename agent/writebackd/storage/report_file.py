@@ -24,8 +24,7 @@ from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_h
 from writebackd import __version__
 from writebackd.formats import printable
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.raid_types import Controller, ToolError
-from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, read_json
+from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, Controller, ToolError, read_json
 
 VERSION = 1
 # 64 controllers with 1 024 volumes each would be 5 MB; no host has that many of both.
@@ -71,7 +70,7 @@ def begun(files: KernelFiles) -> CollectorReport:
 def encode(report: CollectorReport) -> bytes:
     """The format that `decode` reads."""
     plain = dataclasses.asdict(report)
-    text = json.dumps(plain, default=lambda each: each.value, separators=(",", ":"))
+    text = json.dumps(plain, default=lambda member: member.value, separators=(",", ":"))
     return text.encode() + b"\n"
 
 
@@ -120,16 +119,16 @@ def _checked(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`, rebuilt. Raises ToolError naming the place."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Union:
-        (inner,) = (each for each in args if each is not type(None))
+        (inner,) = (arg for arg in args if arg is not type(None))
         return None if value is None else _checked(inner, value, where)
     if origin is tuple:
         if not isinstance(value, list) or len(value) > MOST_VOLUMES:
             raise ToolError(f"{where}: no list of at most {MOST_VOLUMES}")
-        return tuple(_checked(args[0], each, f"{where}[{n}]") for n, each in enumerate(value))
+        return tuple(_checked(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
     if dataclasses.is_dataclass(kind):
         return _fields(kind, value, where)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {each.value: each for each in kind}
+        members = {member.value: member for member in kind}
         if not isinstance(value, str) or value not in members:
             raise ToolError(f"{where}: none of {', '.join(members)}")
         return members[value]

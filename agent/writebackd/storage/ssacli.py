@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, Protection
 
 COMMANDS = (("ctrl", "all", "show", "config", "detail"),)
@@ -79,7 +79,7 @@ def _controller(model: str, keys: out.Keys, drives: Sequence[out.Keys]) -> Contr
     own = table.Facts(KEYS, keys)
     writes = re.search(r"[0-9]{1,3}\s*%(?= write)", own.text("write share").lower())
     part = out.share(writes.group()) if writes else None
-    volumes = tuple(_volume(table.Facts(KEYS, each), own, part) for each in drives)
+    volumes = tuple(_volume(table.Facts(KEYS, drive), own, part) for drive in drives)
     return table.switched_controller(own, own, BATTERY, model, "G", part, volumes)
 
 

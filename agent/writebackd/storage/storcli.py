@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from writebackd.formats import printable
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
+from writebackd.storage.tool_output import Controller, ToolError, Volume, all_write_through
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # `nolog`: without it each run leaves storcli.log in the working directory.
@@ -101,11 +101,11 @@ def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
         raise ToolError("no list of controllers")
     answers: List[Answer] = []
     failures = []
-    for each in out.rows(top["Controllers"], out.MOST_CONTROLLERS):
-        status = out.under(each, "Command Status")
+    for row in out.rows(top["Controllers"], out.MOST_CONTROLLERS):
+        status = out.under(row, "Command Status")
         number, said = out.whole(out.word(status, "Controller")), out.word(status, "Status")
-        if said == "Success" and "Response Data" in each:
-            answers.append((number, each["Response Data"]))
+        if said == "Success" and "Response Data" in row:
+            answers.append((number, row["Response Data"]))
         elif not _NO_CONTROLLER.search(out.word(status, "Description")):
             failure = f"{said or 'no status'}: {out.word(status, 'Description')}"
             failure = failure if number is None else f"controller {number}: {failure}"
@@ -131,7 +131,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
         for key, listed in data.items() if _PACKS.search(key.lower()) for row in out.rows(listed)
     ]
     # Both are there on some, and the controller's schedule is the one with a date in it.
-    learns = [out.moment(each.text("learn")) for each in (*packs[:1], facts)]
+    learns = [out.moment(part.text("learn")) for part in (*packs[:1], facts)]
     capacity_bytes = out.size_bytes(facts.text("size"), "M")
     works, disks = _works(number, data, more), dict(_disks(more))
     volumes = tuple(
@@ -148,7 +148,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
         learn_s=next((at for at in learns if at is not None), None),
         works=tuple(works.get(None, ())),
         volumes=volumes,
-        unread=tuple(word for each in (facts, *packs) for word in each.unread),
+        unread=tuple(word for pack in (facts, *packs) for word in pack.unread),
     )
 
 
@@ -183,8 +183,8 @@ def _protection(
     Unless it is `needed` none is missing: controllers without a cache are sold without a battery.
     """
     absent = Protection.ABSENT if packs or needed else None
-    own = [each.state("battery", BATTERY) for each in packs]
-    bad = [each for each in own if each not in (None, Protection.OK)]
+    own = [pack.state("battery", BATTERY) for pack in packs]
+    bad = [state for state in own if state not in (None, Protection.OK)]
     pack = facts.text("pack").lower()
     if bad:
         return bad[0]
@@ -197,10 +197,10 @@ def _protection(
     by_bits = next((meant for mask, meant in _BITS if bits is not None and bits & mask), None)
     if by_bits is not None:
         return by_bits
-    if packs and all(each is Protection.OK for each in own):
+    if packs and all(state is Protection.OK for state in own):
         return Protection.OK
     # A battery that says nothing of itself, or of which there is no more than that it is there.
-    silent = all(each.is_reported("battery") and not each.text("battery") for each in packs)
+    silent = all(pack.is_reported("battery") and not pack.text("battery") for pack in packs)
     good = bits is not None and not bits & ~_HARMLESS
     if bits is not None and not good:
         facts.unknown("battery bits", str(bits))
@@ -236,7 +236,7 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
     for slot, done in rebuilt.items():
         groups.setdefault(out.word(drives.get(slot, {}), "DG"), []).append(done)
     for group, parts in groups.items():
-        work = ArrayWork("rebuild", min((each for each in parts if each is not None), default=None))
+        work = ArrayWork("rebuild", min((part for part in parts if part is not None), default=None))
         volumes = {volume for _, of, volume in _volumes(data) if of == group}
         for volume in volumes or {None}:
             by_volume.setdefault(volume, []).insert(0, work)
@@ -246,8 +246,8 @@ def _works(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]) -> 
 def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
     """(volume, the kernel's name)."""
     for answer in more:
-        for each in out.rows(out.under(answer).get("Virtual Drives")):
-            info = each.get("VD Info")
+        for drive in out.rows(out.under(answer).get("Virtual Drives")):
+            info = drive.get("VD Info")
             for row in out.rows(info if isinstance(info, list) else [info]):
-                properties = table.Facts(VOLUME_KEYS, _flat(out.under(each, "VD Properties")))
+                properties = table.Facts(VOLUME_KEYS, _flat(out.under(drive, "VD Properties")))
                 yield out.whole(out.word(row, "DG/VD").partition("/")[2]), properties

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Parsing helpers for the text output of RAID tools, bounded and strict.
+"""What RAID tools answer: its types, and helpers to parse their text, bounded and strict.
 
 Versions of a tool differ in case, blanks, units after a key and in missing values, so keys are
 compared without regard to these, and a missing or strange value is None.
@@ -10,10 +10,51 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
-from writebackd.storage.raid_types import ToolError
+from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
+
+
+class ToolError(ValueError):
+    """A tool's output is not as expected; the message says where, or quotes the tool."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A disk made by a controller, with the kernel's name for it or its number."""
+
+    number: Optional[int] = None  # SCSI target on the controller's channels for volumes
+    disk: Optional[str] = None  # kernel name
+    diskseq: Optional[int] = None  # of that disk then; None: older than Linux 5.15
+    mode: Optional[CacheMode] = None
+    works: Tuple[ArrayWork, ...] = ()
+    wwn: Optional[str] = None  # hexadecimal digits of its NAA identifier
+    unread: Tuple[str, ...] = ()  # states whose words are in no row of the tool's table
+
+
+def all_write_through(volumes: Sequence[Volume]) -> bool:
+    """Whether all volumes are known to be write-through; False without volumes."""
+    return bool(volumes) and all(volume.mode is CacheMode.WRITE_THROUGH for volume in volumes)
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A RAID controller, or a kernel driver in its role."""
+
+    pci: Optional[str] = None  # as sysfs writes it: 0000:3b:00.0
+    model: Optional[str] = None
+    capacity_bytes: Optional[int] = None
+    protection: Optional[Protection] = None
+    dirty_bytes: Optional[int] = None
+    learn_s: Optional[float] = None  # wall clock
+    works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
+    volumes: Tuple[Volume, ...] = ()
+    thresholds: Tuple[Threshold, ...] = ()
+    slot: Optional[int] = None  # PCI slot, of one that does not tell its address
+    unread: Tuple[str, ...] = ()  # as in Volume, or why the tool could not read it
+
 
 # `show all` of eight controllers with 240 disks each is 3 MB of JSON.
 MOST_BYTES = 8 << 20
@@ -207,7 +248,7 @@ def under(value: Any, *keys: str) -> Dict[str, Any]:
 def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
     """The objects in a list, at most `most` of them; empty if it is not a list."""
     listed = value[:most] if isinstance(value, list) else []
-    return [each for each in listed if isinstance(each, dict)]
+    return [row for row in listed if isinstance(row, dict)]
 
 
 def word(row: Dict[str, Any], key: str) -> str:

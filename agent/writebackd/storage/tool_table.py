@@ -12,7 +12,7 @@ from typing import Dict, List, Optional, Pattern, Sequence, Tuple, TypeVar
 
 from writebackd.formats import printable
 from writebackd.storage import tool_output as out
-from writebackd.storage.raid_types import Controller, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.raid_types import Controller, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # The second of each controller that the first lists; it does not name the controller.
@@ -46,16 +46,16 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     if not controllers and not any("ctl " in text.lower() for text in outputs):
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
     return tuple(
-        _controller(each, units.get(number, ()))
-        for number, each in enumerate(controllers[: out.MOST_CONTROLLERS])
+        _controller(controller, units.get(number, ()))
+        for number, controller in enumerate(controllers[: out.MOST_CONTROLLERS])
     )
 
 
 def more(listed: str) -> List[Tuple[str, ...]]:
     """The commands for the units of each controller in the list."""
     matches = (re.match(r"c([0-9]{1,3}) ", line.text) for line in out.lines_of(listed))
-    numbers = [each.group(1) for each in matches if each][: out.MOST_CONTROLLERS]
-    return [tuple(word.format(number=each) for word in COMMANDS[1]) for each in numbers]
+    numbers = [match.group(1) for match in matches if match][: out.MOST_CONTROLLERS]
+    return [tuple(word.format(number=number) for word in COMMANDS[1]) for number in numbers]
 
 
 def _rows(text: str) -> Iterator[out.Keys]:
@@ -64,7 +64,7 @@ def _rows(text: str) -> Iterator[out.Keys]:
     for line in out.lines_of(text):
         cells = line.text.split()
         if cells[0].lower() in ("ctl", "unit", "vport", "port", "name", "encl"):
-            heading = [each.lower() for each in cells]
+            heading = [cell.lower() for cell in cells]
         elif len(cells) == len(heading):
             yield dict(zip(heading, cells))
 
@@ -75,15 +75,15 @@ def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
     return Controller(
         model=out.name(facts.text("model")),
         protection=Protection.ABSENT if none else facts.state("battery", BATTERY),
-        volumes=tuple(_volume(each) for each in units[: out.MOST_VOLUMES]),
+        volumes=tuple(_volume(unit) for unit in units[: out.MOST_VOLUMES]),
         unread=tuple(facts.unread),
     )
 
 
 def _volume(facts: table.Facts) -> Volume:
     kind = table.meaning(facts.text("work"), WORK)
-    shares = (out.share(facts.text(each)) for each in ("rebuilt", "done"))
-    done = next((each for each in shares if each is not None), None)
+    shares = (out.share(facts.text(fact)) for fact in ("rebuilt", "done"))
+    done = next((share for share in shares if share is not None), None)
     return Volume(
         int(facts.text("volume")[1:]), mode=facts.state("mode", MODES),
         works=(ArrayWork(kind, done),) if kind else (), unread=tuple(facts.unread),

@@ -16,9 +16,9 @@ from typing import List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName
-from writebackd.alerts.array_state import battery
 from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import AlertMemory
+from writebackd.alerts.messages import battery
 from writebackd.control.decide import decide, memory_most
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.cache_size import SEEN_S, with_drain_rate

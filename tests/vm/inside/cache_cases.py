@@ -43,8 +43,8 @@ from tests.vm.inside.cache_rig import (
 from tests.vm.inside.rig import MIB, devno_of, starter, state, wait_for, wish, wishes_for
 from writebackd.actuate.ledger import load
 from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, SECTOR, destage_rate
-from writebackd.estimate.true_fill import FULL_SHARE
-from writebackd.kernel import bcache_files
+from writebackd.estimate.cache_size import FULL_SHARE
+from writebackd.kernel import lever_files
 from writebackd.paths import LEDGER
 from writebackd.types.levers import LeverKind, VmLimits
 from writebackd.types.storage import CacheMode
@@ -106,7 +106,7 @@ def test_fill_capacity_mode_and_thresholds_are_read(
 def destage(rates: List[int], percent: int = DESTAGE_PERCENT) -> "list[tuple]":  # type: ignore[type-arg]
     """Wishes for it, of which the rate changes all the time."""
     values = (rates, [DESTAGE_DELAY_S], [percent])
-    names = (bcache_files.RATE, bcache_files.DELAY, bcache_files.PERCENT)
+    names = (lever_files.RATE, lever_files.DELAY, lever_files.PERCENT)
     return [(LeverKind.CACHE, "bcache0", name, each) for name, each in zip(names, values)]
 
 
@@ -176,16 +176,16 @@ def test_what_somebody_else_sets_is_left_alone(
         born = settings()
         wish([PIN], destage([20_000]))
         pid = starter.start(home)
-        wanted = {bcache_files.RATE: "20000", bcache_files.DELAY: str(DESTAGE_DELAY_S),
-                  bcache_files.PERCENT: str(DESTAGE_PERCENT)}  # fmt: skip
+        wanted = {lever_files.RATE: "20000", lever_files.DELAY: str(DESTAGE_DELAY_S),
+                  lever_files.PERCENT: str(DESTAGE_PERCENT)}  # fmt: skip
         wait_for(lambda: settings() == wanted, what="for all three")
         time.sleep(1.0)  # until it knows that its last write is done
-        (BCACHE / bcache_files.PERCENT).write_text("20")
+        (BCACHE / lever_files.PERCENT).write_text("20")
         time.sleep(3.0)
-        assert settings() == {**wanted, bcache_files.PERCENT: "20"}
+        assert settings() == {**wanted, lever_files.PERCENT: "20"}
         kill(pid, 15)
         wait_for(lambda: not is_alive(pid), what="for the daemon to end")
-        assert settings() == {**born, bcache_files.PERCENT: "20"}
+        assert settings() == {**born, lever_files.PERCENT: "20"}
     home.check_log()
 
 
@@ -195,7 +195,7 @@ def test_a_cache_that_is_stopped_is_forgotten(
     with bcache():
         wish([PIN], destage([20_000]))
         pid = starter.start(home)
-        wait_for(lambda: settings()[bcache_files.PERCENT] == str(DESTAGE_PERCENT),
+        wait_for(lambda: settings()[lever_files.PERCENT] == str(DESTAGE_PERCENT),
                  what="for it to be set")  # fmt: skip
 
     def held() -> int:
@@ -208,7 +208,7 @@ def test_a_cache_that_is_stopped_is_forgotten(
         wish([PIN])
         time.sleep(2.0)
         born = settings()
-        assert born[bcache_files.PERCENT] == "10"
+        assert born[lever_files.PERCENT] == "10"
     kill(pid, 15)
     wait_for(lambda: not is_alive(pid), what="for the daemon to end")
     home.check_log()
@@ -230,12 +230,12 @@ def test_the_daemon_sets_a_share_of_what_the_disk_takes(
         flood = subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL,
                                  start_new_session=True)  # fmt: skip
         try:
-            wait_for(lambda: settings()[bcache_files.PERCENT] != born[bcache_files.PERCENT], 60.0,
+            wait_for(lambda: settings()[lever_files.PERCENT] != born[lever_files.PERCENT], 60.0,
                      "for R", 1.0)  # fmt: skip
             status = home.ask("status")
             assert status is not None
             (device,) = [each for each in status["devices"] if each["name"] == "bcache0"]
-            rate = int(settings()[bcache_files.RATE]) * SECTOR
+            rate = int(settings()[lever_files.RATE]) * SECTOR
             print(f"\nR {device['drain_rate'] / MIB:.1f} MB/s, set {rate / MIB:.1f};"
                   f" {device['write_cache']}")  # fmt: skip
             assert device["write_cache"]["fill_source"] == "bcache"
@@ -273,7 +273,7 @@ def destaged(seconds: int, each: int, share: float) -> Tuple[List[float], List[f
         until += 1.0
         if share and second % 2 == 0:
             rate = destage_rate(share, R, dirty_bytes())
-            (BCACHE / bcache_files.RATE).write_text(str(rate))
+            (BCACHE / lever_files.RATE).write_text(str(rate))
         run("dd", "if=/dev/zero", "of=/dev/bcache0", "bs=64k", f"count={each * 16}",
             f"seek={second % 80 * each * 16}", "oflag=direct", "conv=nocreat")  # fmt: skip
         time.sleep(max(0.0, until - time.monotonic()))
@@ -290,8 +290,8 @@ def test_destage_by_time_leaves_room_in_the_cache() -> None:
     for name, share in (("as found", 0.0), ("half of R", 0.5)):
         with bcache():
             if share:
-                (BCACHE / bcache_files.DELAY).write_text(str(DESTAGE_DELAY_S))
-                (BCACHE / bcache_files.PERCENT).write_text(str(DESTAGE_PERCENT))
+                (BCACHE / lever_files.DELAY).write_text(str(DESTAGE_DELAY_S))
+                (BCACHE / lever_files.PERCENT).write_text(str(DESTAGE_PERCENT))
             rates, dirty = destaged(70, 4, share)
         tail = rates[30:]
         most[name] = max(dirty[30:])

@@ -29,7 +29,7 @@ from tests.vm.inside.rig import MIB, wait_for
 from writebackd.cli.drain_verb import INTERRUPTED
 from writebackd.commands import DRAIN_LEASE_S
 from writebackd.control.destage import SECTOR
-from writebackd.kernel import bcache_files
+from writebackd.kernel import lever_files
 from writebackd.types.levers import VmLimits
 
 __all__ = ["found", "home"]
@@ -76,8 +76,8 @@ def test_a_drain_empties_bcache_and_puts_its_settings_back(
         born = settings()
         fill(mount, 60)
         client = drain(home, device)
-        wait_for(lambda: settings()[bcache_files.PERCENT] == "0", what="for the drain")
-        assert settings() == {**born, bcache_files.PERCENT: "0", bcache_files.DELAY: "0"}
+        wait_for(lambda: settings()[lever_files.PERCENT] == "0", what="for the drain")
+        assert settings() == {**born, lever_files.PERCENT: "0", lever_files.DELAY: "0"}
         before = dirty_bytes() / MIB
         if number:
             kill(client.pid if who == "client" else daemon.process.pid, number)

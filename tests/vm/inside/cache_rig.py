@@ -17,7 +17,7 @@ from tests.kernel.fault_rig import FILES
 from tests.kernel.scratch import run
 from tests.vm.inside.rig import MIB, wait_for
 from writebackd.control.destage import SECTOR
-from writebackd.kernel import bcache_files
+from writebackd.kernel import lever_files
 from writebackd.paths import CACHES
 from writebackd.storage.backing_watch import look_at_caches
 from writebackd.storage.linux_storage import read_bcache
@@ -129,7 +129,7 @@ def followed(device: str) -> Iterator[Callable[[], Optional[Backing]]]:
 
 
 def settings() -> Dict[str, str]:
-    return {name: (BCACHE / name).read_text().strip() for name in bcache_files.NAMES}
+    return {name: (BCACHE / name).read_text().strip() for name in lever_files.NAMES}
 
 
 def dirty_bytes() -> int:

@@ -16,11 +16,10 @@ from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import DeviceDecision, Mode, Rule
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import DeviceSample, HostInfo
 
 # Seconds without pacing after commits waited for the paced, or it could not be set.
@@ -44,7 +43,7 @@ BULK = 0.9
 # the dirty limit replaces the pace for at least STRAY_BARRED_S.
 STRAY_SHARE, STRAY_LASTS_S, STRAY_BARRED_S = 0.2, 3.0, 60.0
 # Seconds.  A pace that io.max does not show after this time could not be set: the child that calls
-# systemd may take 5 s (CHILD_LIMIT_S in actuate/child_jobs.py), and a later tick reads io.max.
+# systemd may take 5 s (CHILD_LIMIT_S in actuate/lever_plan.py), and a later tick reads io.max.
 UNSET_S = 8.0
 # Seconds without a write after which a flood is over.
 QUIET_S = 60.0

@@ -21,12 +21,11 @@ from writebackd.control.pacing.index import TickIndex
 from writebackd.estimate.drain import unpriced
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind, Setting
-from writebackd.types.pace_memory import PaceMemory
 from writebackd.types.samples import Sample
 
 # Number of cgroups remembered because they synced lately.  Any user can create 512 per tick (half
