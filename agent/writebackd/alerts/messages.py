@@ -53,10 +53,10 @@ def limit(limit_bytes: int, memory: Memory) -> str:
     whose = "set by writebackd"
     if memory.yielded is not None:
         whose = memory.yielded
+    elif memory.dry:
+        whose = "as found"
     elif memory.pin_bytes is not None:
         whose = "pinned"
-    elif memory.mode is Mode.OBSERVE:
-        whose = "as found"
     return f" by the limit of {formats.size(limit_bytes)}, {whose}"
 
 

@@ -32,7 +32,7 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.decision import DeviceDecision
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import Sample
 
@@ -128,7 +128,7 @@ def _caps(
     if not asked:
         return caps
     taken = {action.lever for action in sample.actions if action.ok}
-    if memory.mode is Mode.OBSERVE:
+    if memory.dry:
         taken = set()  # nothing is written, so no cap is in force
     devices = {seen.device.name: seen.device for seen in sample.devices}
     flooded_lately = {
