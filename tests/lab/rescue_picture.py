@@ -7,18 +7,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
 from writebackd.formats import latency, size
-from writebackd.report.plot import (
-    LINEAR,
-    LOG,
-    SIZES,
-    Axis,
-    Frame,
-    Point,
-    axis,
-    coordinate,
-    escape,
-    hover,
-)
+from writebackd.report.plot import LINEAR, LOG, SIZES, Axis, Frame, Point, axis, coordinate, escape
 
 from .drawing import STYLE, image
 
@@ -74,7 +63,7 @@ def picture(seconds: Sequence[Second], stages: Sequence[Stage], about: str, said
     seconds = [each for each in seconds if each.at_s <= stages[-1].end_s + 1]
     flood_s, agent_s = (stage.begin_s for stage in stages[1:])
     time = Axis("", 0.0, seconds[-1].at_s)
-    top, parts = TOP, [hover(said), _text(14, 26, "head", HEAD)]
+    top, parts = TOP, [_text(14, 26, "head", HEAD)]
     for (title, up, points), height in zip(_panels(seconds), HEIGHTS):
         frame = Frame(time, up, LEFT, top, WIDTH - RIGHT, top + height)
         before = [point for point in points if point[0] <= agent_s]
@@ -92,7 +81,7 @@ def picture(seconds: Sequence[Second], stages: Sequence[Stage], about: str, said
                            f"said {stage.style}", stage.said))
     parts += [*whole.parts, whole.below(), _text(LEFT, top - GAP + 32, "", "seconds"),
               _text(WIDTH - RIGHT, top - GAP + 32, "note", about)]
-    return image(WIDTH, top - GAP + FOOT, "".join(parts), STYLE + LABELS)
+    return image(WIDTH, top - GAP + FOOT, "".join(parts), STYLE + LABELS, said)
 
 
 def _panels(seconds: Sequence[Second]) -> List[Tuple[str, Axis, List[Point]]]:

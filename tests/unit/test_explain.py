@@ -114,13 +114,6 @@ def test_no_limit_is_offered_below_the_floor(p99_s: float, share: float, prices:
     assert "misses 20 ms" in said and ("would meet it" in said) is prices
 
 
-def test_what_comes_next_has_the_laws_figures() -> None:
-    assert "multiplied by 2 as long as that raises throughput by 12 %" in (
-        reasons.next_step(Rule.SEEK)
-    )
-    assert "3s with a full write cache" in reasons.next_step(Rule.MEASURE)
-
-
 ENFORCE, OBSERVE, OFF = Memory(), Memory(mode=Mode.OBSERVE), Memory(off=True)
 YIELDED, PINNED = Memory(yielded="sysctl (pid 7) set dirty_bytes=1"), Memory(pin_bytes=TARGET)
 PRICE = "p99 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s"

@@ -90,9 +90,8 @@ def exhausted(
 ) -> str:
     """`floor_bytes`: the limit in force in this tick, which cannot be lowered further."""
     p99_s = incident.syncs.quantile(0.99)
-    slow = f"slowest {formats.latency(incident.slowest_s)}"
-    if p99_s is not None:
-        slow = f"p99 {formats.latency(p99_s)}"
+    slow = f"slowest {formats.latency(incident.slowest_s)}" if p99_s is None else (
+        f"p99 {formats.latency(p99_s)}")
     floor = f", {formats.size(floor_bytes)}" if floor_bytes is not None else ""
     return (
         f"{name}: commits {slow} (objective {formats.latency(objective_s)}), and the limit"

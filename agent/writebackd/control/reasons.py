@@ -259,9 +259,8 @@ def blind(
 
 
 def _wanted(target_bytes: int, after: str) -> str:
-    return f"{after} would set {formats.size(target_bytes)}" if after else (
-        formats.size(target_bytes)
-    )
+    size = formats.size(target_bytes)
+    return f"{after} would set {size}" if after else size
 
 
 # ---- the limit of the host -------------------------------------------------

@@ -174,19 +174,15 @@ def _tmpfiles(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
-    seen = set()
-    for path in _RC_LOCAL:
-        real = files.path(path).resolve()
-        if real not in seen:
-            seen.add(real)
-            for number, line in _lines(files, path):
-                yield from _command(line, "rc.local", f"{path}:{number}")
+    by_file = {files.path(path).resolve(): path for path in reversed(_RC_LOCAL)}
+    for path in reversed(list(by_file.values())):
+        for number, line in _lines(files, path):
+            yield from _command(line, "rc.local", f"{path}:{number}")
 
 
 def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
     for directory, wanted in _JOBS:
         names = files.listdir(directory)
-        # A unit's drop-ins lie in a directory of their own.
         names += [f"{name}/{each}" for name in names if name.endswith(".service.d")
                   for each in files.listdir(f"{directory}/{name}")]  # fmt: skip
         for path in (f"{directory}/{name}" for name in names if re.fullmatch(wanted, name)):

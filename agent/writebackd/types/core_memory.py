@@ -103,6 +103,5 @@ class Memory:
     retried_s: Tuple[float, ...] = ()  # yields of the last hour that end by themselves
 
     @property
-    def dry(self) -> bool:
-        """Whether nothing is set, whatever is decided."""
+    def dry(self) -> bool:  # nothing is set, whatever is decided
         return self.off or self.mode is Mode.OBSERVE
