@@ -20,7 +20,7 @@ WHY = {
     Cause.NEIGHBOUR: "no local process writes that much: another host or a rebuild loads the same"
     " disks",
     Cause.THROTTLED_WRITER: "programs that commit are throttled in write()",
-    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
+    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit that is not the law's",
     Cause.BATTERY: "self-test of the write cache's battery",
     Cause.NO_DATA: "nothing can be measured",
     Cause.UNKNOWN: "cause unknown",
@@ -37,10 +37,10 @@ def collapsed(
         f" {formats.count(health.sync_rate)})"
     )
     who = ", ".join(culprit.who for culprit in culprits)
-    if who and cause is Cause.FLOOD:
-        text += f", caused by {who}"
+    if who and cause in (Cause.FLOOD, Cause.FOREIGN_CHANGE):
+        text += f", caused by {who}" + (f" under {limit}" if limit else "")
     else:
-        text += f", {WHY[cause]}{limit}" + (f": {who}" if who else "")
+        text += f", {WHY[cause]}{f' by {limit}' if limit else ''}" + (f": {who}" if who else "")
     mean_s = incident.syncs.mean()
     if mean_s is not None:
         text += f"; mean {formats.latency(mean_s)}"
@@ -57,7 +57,7 @@ def limit(limit_bytes: int, memory: Memory) -> str:
         whose = "as found"
     elif memory.pin_bytes is not None:
         whose = "pinned"
-    return f" by the limit of {formats.size(limit_bytes)}, {whose}"
+    return f"the limit of {formats.size(limit_bytes)}, {whose}"
 
 
 def degraded(name: str, incident: Incident, usual: Baseline) -> str:
