@@ -34,6 +34,9 @@ SOURCES = (
     ("elfutils", "libelf", "GPL-2.0-or-later OR LGPL-3.0-or-later"),
     ("zlib", "zlib", "Zlib"),
 )
+# Hosts of rpm and pip have no /usr/share/common-licenses, at which Debian's copyright texts point.
+LICENCES = (("libbpf", "LICENSE.LGPL-2.1"), ("elfutils", "COPYING-GPLV2"),
+            ("elfutils", "COPYING-LGPLV3"), ("elfutils", "COPYING"))  # fmt: skip
 ZLIB = ("adler32", "crc32", "inffast", "inflate", "inftrees", "zutil", "deflate", "trees",
         "compress", "uncompr", "gzclose", "gzlib", "gzread", "gzwrite")  # fmt: skip
 FLAGS = ["-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections",
@@ -128,12 +131,16 @@ class Sources:
     directories: Mapping[str, Path]
     versions: Mapping[str, str]
 
-    def copyright(self) -> str:
+    def copyright(self, whole: bool = True) -> str:
+        """`whole`: with the licences that are longer than a page."""
         parts = ["libbpf.so.1 of writebackd is made of these sources of Debian, unchanged, from",
                  f"{MIRROR} ({SUITE}):\n"]  # fmt: skip
         for name, _, licence in SOURCES:
             text = (self.directories[name] / "debian/copyright").read_text()
             parts.append(f"==== {name} {self.versions[name]}: {licence} ====\n\n{text}")
+        for name, file in LICENCES if whole else ():
+            text = (self.directories[name] / file).read_text()
+            parts.append(f"==== {file} of {name} ====\n\n{text}")
         return "\n".join(parts)
 
     def components(self) -> List[Tuple[str, str, str, str]]:
@@ -219,11 +226,12 @@ def make_deb(tree: Path, sources: Sources, version: str, machine: str, epoch: in
     shutil.copytree(tree, own)
     size = sum(path.stat().st_size for path in own.rglob("*") if path.is_file()) // 1024
     (own / "DEBIAN").mkdir()
+    document = own / "usr/share/doc/writebackd-libbpf"
+    (document / "copyright").write_text(sources.copyright(whole=False))
     (own / "DEBIAN/control").write_text(CONTROL.format(
         version=version, machine=machine, size=size, libbpf=sources.versions["libbpf"]))
     changes = Path(__file__).resolve().parents[1] / "debian/changelog"
-    with gzip.GzipFile(own / "usr/share/doc/writebackd-libbpf/changelog.Debian.gz", "wb", 9,
-                       mtime=epoch) as file:  # fmt: skip
+    with gzip.GzipFile(document / "changelog.Debian.gz", "wb", 9, mtime=epoch) as file:
         file.write(changes.read_bytes().replace(b"writebackd (", b"writebackd-libbpf ("))
     (own / "usr/share/lintian/overrides").mkdir(parents=True)
     (own / "usr/share/lintian/overrides/writebackd-libbpf").write_text(OVERRIDES)

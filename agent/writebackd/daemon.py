@@ -330,7 +330,7 @@ class Daemon:
         else:
             log.warning("%s is gone: %s again", last, self.state.memory.mode.value)
         self._executor.set_dry_run(self.state.memory.mode, self.state.off is not None)
-        self.state.memory = released(self.state.memory)
+        self.state.memory = replace(released(self.state.memory), off=self.state.off is not None)
 
     def _hold(self, error: Exception) -> None:
         """After a failed read keep the current limits; after several restore the originals."""

@@ -43,9 +43,9 @@ from .phases import (
     Result,
 )
 from .remains import RigError
-from .rescue_picture import picture
+from .rescue_picture import picture, relief
 from .rig import Rig
-from .screen import Screen, render
+from .screen import Screen, render, table
 from .screenshots import Screenshots
 
 
@@ -98,8 +98,8 @@ def report(demo: Demo, judged: List[Verdict], restored: bool) -> Dict[str, Any]:
 def expected_s(rescue: bool, drain_s: float) -> Tuple[float, float]:
     """Seconds from the start to the last result, and those of them with a flood."""
     if rescue:
-        floods = COLLAPSE_S + WINDOW_S + Agent.START_S + RESCUE_S + float(WINDOW_S)
-        return 1 + WINDOW_S + floods, floods
+        floods = COLLAPSE_S + SETTLE_S + RESCUE_S + 3.0 * WINDOW_S
+        return 1 + WINDOW_S + Agent.START_S + drain_s + floods, floods
     floods = 3.0 * WINDOW_S + COLLAPSE_S + SETTLE_S + AGENT_SETTLE_S
     return (1 + IDLE_SETTLE_S + WINDOW_S + floods + 2 * drain_s + Agent.START_S + AGENT_IDLE_S,
             floods)
@@ -173,7 +173,9 @@ def demonstrate(options: argparse.Namespace) -> int:
     print(f"Took {time.monotonic() - started:.0f} s.")
     if options.svg:
         about = f"tests/demo --svg; {screen.title.splitlines()[0]}"
-        options.svg.write_text(picture(demo.seconds, demo.stages, about))
+        said = f"{table(screen.rows)}\n{relief(demo.seconds, demo.stages)}"
+        print(said)
+        options.svg.write_text(picture(demo.seconds, demo.stages, about, said))
     if options.json:
         Path(options.json).write_text(json.dumps(report(demo, judged, restored), indent=1) + "\n")
     return 0 if restored and all(verdict.good for verdict in judged) else 1

@@ -25,11 +25,11 @@ svg { fill: #ddd; } .card { fill: #161b22; } .grid { stroke: #30363d; }
 """
 
 
-def image(width: float, height: float, inside: str, style: str = STYLE) -> str:
-    """A file that needs nothing else, readable on a light and on a dark page."""
+def image(width: float, height: float, inside: str, style: str = STYLE, said: str = "") -> str:
+    """A file that needs nothing else, readable on a light and on a dark page; `said`: in words."""
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}"><style>{style}</style>'
-            f'<rect class="card" width="100%" height="100%" rx="6"/>{inside}</svg>\n')
+            f'<rect class="card" width="100%" height="100%" rx="6"/>{hover(said)}{inside}</svg>\n')
 
 
 class Plot(Frame):

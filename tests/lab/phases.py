@@ -64,7 +64,7 @@ class Demo:
     """The phases, on one rig; `results` grows as they are done."""
 
     PHASES = ("idle", "default", "static", "agent")
-    RESCUE = ("idle", "default", "agent")
+    RESCUE = ("idle", "default", "static", "agent")
 
     def __init__(self, rig: Rig, screen: Screen, agent_options: Sequence[str],
                  drain_s: float = DRAIN_S, data: str = "zero", budget: Optional[int] = None
@@ -164,6 +164,9 @@ class Demo:
         self.discard(writer)
         sync.stop()
         self.check_limits(host.DEFAULT_LIMITS, "the agent did not put the limits back")
+        self.drain()
+        self.phase("static", host.fixed_limits(STATIC))
+        host.write_limits(host.DEFAULT_LIMITS)
 
     @contextlib.contextmanager
     def stage(self, name: str, who: str, style: str = "") -> Iterator[None]:
@@ -247,8 +250,9 @@ class Demo:
             now, to_device, by_flood = (time.monotonic(), host.device_written(self.rig.device),
                                         written(writer))
             limit = host.dirty_limit(self.rig.device)
-            self.seconds.append(Second(now - self._began, sync.measured(last_s=1).p99, limit,
-                                       (to_device - device) / (now - last)))
+            second = sync.measured(last_s=1)
+            self.seconds.append(Second(now - self._began, second.p99, limit,
+                                       (to_device - device) / (now - last), second.max or 0.0))
             self.screen.row(name, sync.measured(last_s=2), rate(flood, by_flood, now - last),
                             limit, live=True)
             self.screen.draw()

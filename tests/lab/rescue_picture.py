@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
-from writebackd import formats
+from writebackd.formats import latency, size
 from writebackd.report.plot import LINEAR, LOG, SIZES, Axis, Frame, Point, axis, coordinate, escape
 
 from .drawing import STYLE, image
 
 WIDTH, LEFT, RIGHT, TOP, GAP, FOOT = 880.0, 66.0, 16.0, 92.0, 30.0, 42.0
 HEIGHTS = (150.0, 84.0, 84.0)
+SLOW_S = 0.1  # what everybody notices
 LEAST_S = 1e-4  # the axis of latencies begins there: less is nobody's trouble
 HEAD = "fsync p99 while another program floods the disk"
 LABELS = """\
@@ -30,6 +31,7 @@ class Second:
     p99_s: Optional[float]
     limit_bytes: int
     device_rate: float  # bytes per second
+    longest_s: float = 0.0  # fsync
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,23 @@ class Stage:
     style: str = ""
 
 
-def picture(seconds: Sequence[Second], stages: Sequence[Stage], about: str) -> str:
-    """`stages`: no flood, a flood, and the agent's limits; `about` is the line at the foot."""
+def relief(seconds: Sequence[Second], stages: Sequence[Stage]) -> str:
+    """The first seconds under the agent, for who shows the picture."""
+    begin_s = stages[-1].begin_s
+    after = [each for each in seconds if each.at_s > begin_s]
+    slow = [each.at_s - begin_s for each in after if (each.p99_s or 0.0) > SLOW_S]
+    return (
+        f"What is dirty already drains first: in the worst second after writebackd began to"
+        f" enforce p99 was {latency(max(each.p99_s or 0.0 for each in after))}, the longest commit"
+        f" took {latency(max(each.longest_s for each in after))}, and after"
+        f" {max(slow, default=0.0):.0f} s p99 stayed below {latency(SLOW_S)}."
+    )
+
+
+def picture(seconds: Sequence[Second], stages: Sequence[Stage], about: str, said: str = "") -> str:
+    """`stages`: no flood, a flood, and the agent's limits; `about` is the line at the foot, `said`
+    the same run in words."""
+    seconds = [each for each in seconds if each.at_s <= stages[-1].end_s + 1]
     flood_s, agent_s = (stage.begin_s for stage in stages[1:])
     time = Axis("", 0.0, seconds[-1].at_s)
     top, parts = TOP, [_text(14, 26, "head", HEAD)]
@@ -64,7 +81,7 @@ def picture(seconds: Sequence[Second], stages: Sequence[Stage], about: str) -> s
                            f"said {stage.style}", stage.said))
     parts += [*whole.parts, whole.below(), _text(LEFT, top - GAP + 32, "", "seconds"),
               _text(WIDTH - RIGHT, top - GAP + 32, "note", about)]
-    return image(WIDTH, top - GAP + FOOT, "".join(parts), STYLE + LABELS)
+    return image(WIDTH, top - GAP + FOOT, "".join(parts), STYLE + LABELS, said)
 
 
 def _panels(seconds: Sequence[Second]) -> List[Tuple[str, Axis, List[Point]]]:
@@ -73,15 +90,11 @@ def _panels(seconds: Sequence[Second]) -> List[Tuple[str, Axis, List[Point]]]:
     rates = [each.device_rate / 1e6 for each in seconds]
     times = [each.at_s for each in seconds]
     return [
-        ("fsync p99 of each second, log scale", axis("", waits, LOG, _latency, LEAST_S),
+        ("fsync p99 of each second, log scale", axis("", waits, LOG, latency, LEAST_S),
          list(zip(times, waits))),
-        ("dirty limit, log scale", axis("", limits, SIZES, formats.size), list(zip(times, limits))),
+        ("dirty limit, log scale", axis("", limits, SIZES, size), list(zip(times, limits))),
         ("written to the disk, MB/s", axis("", rates, LINEAR), list(zip(times, rates))),
     ]
-
-
-def _latency(seconds: float) -> str:
-    return f"{formats.milliseconds(seconds)} ms" if seconds < 0.995 else f"{seconds:.3g} s"
 
 
 def _text(x: float, y: float, style: str, text: str) -> str:

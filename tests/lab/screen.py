@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence
 
+from writebackd import formats
+
 from .loads.base import Measured
 
 NAMES = {"idle": "no flood", "default": "flood, default limits",
-         "static": "flood, static 15 MB", "agent": "flood, with the agent"}
+         "static": "flood, static 15 MB", "agent": "flood, writebackd"}
 HEAD = (f"{'':21}{'fsync/s':>8}{'of idle':>9}{'p99 ms':>8}{'worst ms':>9}"
         f"{'flood':>10}{'dirty limit':>12}")
 BAR = 30
@@ -55,6 +57,18 @@ def render(title: str, rows: Dict[str, Optional[Row]]) -> str:
     idle = rows.get("idle")
     lines = [title, "", HEAD]
     lines += [render_row(name, row, idle) for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def table(rows: Dict[str, Optional[Row]]) -> str:
+    """For the README."""
+    lines = ["| 4 KiB write + fsync | fsync/s | p99 | worst | flood |", "|---|---|---|---|---|"]
+    for name, row in rows.items():
+        if row is not None:
+            flood = "" if row.flood_rate is None else f"{row.flood_rate / 1e6:.0f} MB/s"
+            cells = [NAMES[name], number(row.sync.rate or 0.0), *(
+                formats.latency(each) for each in (row.sync.p99, row.sync.max)), flood]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

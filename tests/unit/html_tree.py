@@ -29,9 +29,6 @@ class Element:
         assert len(found) == 1, (tag, style, len(found))
         return found[0]
 
-    def by_id(self, name: str) -> Element:
-        return next(each for each in self.all() if each.attrs.get("id") == name)
-
 
 class Tree(HTMLParser):
     """A strict one: what is opened has to be closed, in order."""

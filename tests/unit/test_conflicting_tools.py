@@ -288,6 +288,10 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/systemd/system/tune.service", "ExecStart=sh -c 'sysctl vm.dirty_bytes=15728640'",
          "vm.dirty_bytes=15728640"),
         ("/etc/systemd/system/a.service", "ExecStart=/bin/cat /proc/sys/vm/dirty_bytes", None),
+        ("/etc/systemd/system/a.service.d/b.conf",
+         "ExecStart=sysctl \\\n# x\n vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+        ("/etc/systemd/system/a.service", "ExecStart=sysctl \\\n;vm.dirty_ratio=5\n -a", None),
+        (UDEV, 'ATTR{x}="1", \\\nATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
         ("/etc/laptop-mode/laptop-mode.conf", "ENABLE_LAPTOP_MODE_TOOLS=1", None),  # removed
     ],
 )  # fmt: skip

@@ -17,11 +17,11 @@ from html_tree import Tree, corners
 from tests.lab import agent, demo, ground, own_disk
 from tests.lab.ground import OWN, Ground
 from tests.lab.remains import RigError
-from tests.lab.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
+from tests.lab.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture, relief
 from tests.lab.rig import Rig
 from writebackd.types.storage import Device
 
-GB = 1 << 30
+MIB, GB = 1 << 20, 1 << 30
 
 
 # ---- the picture -------------------------------------------------------
@@ -65,11 +65,28 @@ def test_the_manual_s_pictures_are_small_and_load_nothing(name: str) -> None:
 
 def test_the_readme_begins_with_the_picture_and_the_command_that_draws_it() -> None:
     head = (ROOT / "README.md").read_text().splitlines()[:6]
-    command = "tests/demo --svg docs/img/rescue.svg"
     assert any("](docs/img/rescue.svg)" in line for line in head)
-    assert any(f"`sudo {command}" in line for line in head)
-    words = [each.own for each in Tree((PICTURES / "rescue.svg").read_text()).root.all("text")]
-    assert {"flood begins", "writebackd enforces"} <= set(words)
+    assert any("`sudo tests/demo --svg docs/img/rescue.svg" in line for line in head)
+
+
+def test_picture_table_and_comparison_are_of_one_run() -> None:
+    readme, compared = (" ".join((ROOT / name).read_text().split())
+                        for name in ("README.md", "docs/explanation/comparison.md"))
+    root = Tree((PICTURES / "rescue.svg").read_text()).root
+    *table, relief = root.one("svg").children[2].own.split("\n")
+    assert " ".join("\n".join(table).split()) in readme and relief in readme
+    idle, default, static, ours = (re.findall(r"[^|]+", row) for row in table[2:])
+    labels = [each.own.split(": ")[1] for each in root.all("text", "said")]
+    assert labels == [row[2].strip() for row in (idle, default, ours)]
+    assert f"leaves{static[1]}syncs/s, writebackd{ours[1].rstrip()}." in compared
+
+
+def test_the_first_seconds_under_the_agent_are_put_into_words() -> None:
+    said = relief([Second(at, wait_s, MIB, 1.0, wait_s) for at, wait_s in
+                   ((9.0, 3.0), (11.0, 0.9), (12.0, 1.2), (13.0, 0.02), (14.0, 0.05))],
+                  [Stage(0.0, 10.0, ""), Stage(10.0, 14.0, "")])
+    assert said.endswith("p99 was 1.2s, the longest commit took 1.2s, and after 2 s p99 stayed"
+                         " below 100 ms.")
 
 
 # ---- on a disk of this host --------------------------------------------
@@ -215,5 +232,3 @@ def test_it_ends_when_the_disk_took_what_it_may(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RigError, match=r"sda took 10G before the end, more than --budget 9\.0G"):
         own_disk.check_budget("sda", 2 * GB, 9 * GB)
 
-
-# ---- the table ---------------------------------------------------------

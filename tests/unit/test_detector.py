@@ -229,7 +229,7 @@ def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> 
     host = Watched(core=core).usual()
     assert host.until(15, **STARVED) == 8
     assert host.alerts[0].cause is Cause.FOREIGN_CHANGE
-    assert said in host.alerts[0].done
+    assert said in host.alerts[0].done and " under the limit of " in host.alerts[0].summary
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Callable, List, Optional, Tuple
 
 import pytest
@@ -19,7 +20,7 @@ from tests.sim.scenarios import BY_NAME
 from writebackd.control import reasons
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.policy import load_policy
-from writebackd.types.core_memory import Memory
+from writebackd.types.core_memory import Memory, Trial
 from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
 
@@ -78,10 +79,6 @@ def test_a_limit_has_what_decided_it(target: float, share: float, said: str) -> 
     assert reasons.law(Rule.KNEE, int(target * MIB), seen, BASIS) == said
 
 
-def test_under_a_pace_it_is_what_fsyncs_take_of_the_disk() -> None:
-    assert reasons.cost(256.0 * MIB, 0.15, 0.2) == "fsyncs take 15 % of 256M/s, 20 % allowed"
-
-
 def test_missing_the_objective_has_two_prices() -> None:
     # Half of the limit halves what a sync waits for, and the flood: 120 of 256.
     assert reasons.trade(TARGET, LATE, BASIS) == (
@@ -117,14 +114,7 @@ def test_no_limit_is_offered_below_the_floor(p99_s: float, share: float, prices:
     assert "misses 20 ms" in said and ("would meet it" in said) is prices
 
 
-def test_what_comes_next_has_the_laws_figures() -> None:
-    assert "multiplied by 2 as long as that raises throughput by 12 %" in (
-        reasons.next_step(Rule.SEEK)
-    )
-    assert "3s with a full write cache" in reasons.next_step(Rule.MEASURE)
-
-
-ENFORCE, OBSERVE = Memory(), Memory(mode=Mode.OBSERVE)
+ENFORCE, OBSERVE, OFF = Memory(), Memory(mode=Mode.OBSERVE), Memory(off=True)
 YIELDED, PINNED = Memory(yielded="sysctl (pid 7) set dirty_bytes=1"), Memory(pin_bytes=TARGET)
 PRICE = "p99 40 ms misses 20 ms: about 2.0M would meet it and lose up to 53 % of 256M/s"
 WORDS = {
@@ -176,20 +166,55 @@ def test_each_sentence_claims_in_each_mode_only_what_is_done(
     said: Say, enforce: str, would: str
 ) -> None:
     # What ends a yield is `enforce` as well, a pin `release`.
-    for memory, verb in ((OBSERVE, "enforce"), (YIELDED, "enforce"), (PINNED, "release")):
+    for memory, verb in ((OBSERVE, "enforce"), (YIELDED, "enforce"), (PINNED, "release"),
+                         (OFF, "removal of the off file")):  # fmt: skip
         assert said(reasons.unset(memory, "sda")) == would.format(verb)
     assert said(reasons.unset(ENFORCE, "sda")) == enforce
 
 
-def test_a_pin_or_a_drain_holds_no_limit_in_observe_mode() -> None:
-    assert reasons.pinned(PINNED) == "pinned"
-    assert reasons.pinned(OBSERVE) == "pinned; enforce would set this limit"
-    assert reasons.draining(ENFORCE) == "draining: limit is at its floor until the drain ends"
-    assert reasons.draining(OBSERVE) == (
-        "draining: enforce would keep the limit at its floor until the drain ends"
-    )
+@pytest.mark.parametrize("memory,would", [
+    (ENFORCE, ""), (OBSERVE, "enforce"), (YIELDED, ""), (PINNED, ""),
+    (OFF, "removal of the off file"),
+])  # fmt: skip
+def test_a_pin_or_a_drain_holds_no_limit_where_nothing_is_set(memory: Memory, would: str) -> None:
+    pin, drain = (f"; {would} would set this limit", f"{would} would keep the limit")
+    assert reasons.pinned(memory) == f"pinned{pin if would else ''}"
+    drain = drain if would else "limit is"
+    assert reasons.draining(memory) == f"draining: {drain} at its floor until the drain ends"
     drained = Memory(draining=("sda",))
     assert [reasons.unset(drained, name) for name in ("sda", "sdb")] == ["release", ""]
+
+
+# What is needed, seen or counted is the same in every mode; a pace is named only once it is set.
+ALIKE = {
+    reasons.YIELDED: "yielded: another process set the limits",
+    reasons.tightest("sda"): "sda needs the smallest limit",
+    reasons.loosest("sda"): "no sync demand; sda drains this within drain-time",
+    reasons.of_memory(TARGET, 0.3): "; at most 4.0M, 30 % of dirtyable memory",
+    reasons.stuck(TARGET, "sdb"): "; plus 4.0M stuck on sdb",
+    reasons.small_share("/a", MIB): "/a gets 1.0M of it",
+    reasons.raised(TARGET, MIB): "4.0M instead, of which it gets 1.0M",
+    reasons.not_raised(None): "not raised: other writers flooded until just now",
+    reasons.others_flood(MIB, "sda"): "other cgroups write 1.0M/s to sda, which has sync demand",
+    reasons.RESTARTED: "just restarted: keeping the previous limit",
+    reasons.held_to("sdb", TARGET): "sdb needs less, and its 4.0M applies to both",
+    reasons.trial(Trial("sda", 1, 4, True, TARGET, None, 0.0, Mode.ENFORCE)):
+        "trial of sda, block 1 of 4: original limits, reduced to 4.0M",
+    reasons.paced(Rule.CUT): "lowered: write cache full",
+    reasons.longest(LATE): "p99 40 ms",
+    reasons.too_many(3, MIB, 2 * MIB): "3 cgroups flood: the smallest pace of 1.0M/s for each adds"
+        " up to more than the 2.0M/s allowed",
+    reasons.cost(256.0 * MIB, 0.15, 0.2): "fsyncs take 15 % of 256M/s, 20 % allowed",
+}  # fmt: skip
+
+
+def test_every_sentence_is_in_a_table() -> None:
+    assert list(ALIKE) == list(ALIKE.values())
+    text = Path(__file__).read_text()
+    makers = {name for name, each in vars(reasons).items() if isinstance(each, FunctionType)
+              and each.__annotations__.get("return") == "str"}  # fmt: skip
+    parts = {"_wanted", "_drains", "exempt", "refusals", "some", "speed", "unit_of", "units"}
+    assert [name for name in makers - parts if f"reasons.{name}(" not in text] == []
 
 
 # ---- control/explain.py ----------------------------------------------------

@@ -59,15 +59,6 @@ def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None
     assert judged.text in (verdict(device, seen) or "")
 
 
-def test_while_enforcing_a_limit_that_does_not_hold_is_on_its_way() -> None:
-    _, seen, device = observed(Mode.ENFORCE)
-    assert device.rule is Rule.COMING and device.basis is not None
-    assert device.reason == reasons.law(
-        Rule.COMING, device.target_bytes or 0, seen, device.basis
-    )
-    assert "observe" not in device.reason + what_next(device, POLICY.objective)
-
-
 def test_observing_the_law_takes_nothing_for_the_effect_of_its_limit() -> None:
     host, _, device = observed()
     mine = host.memory.devices["sda"]

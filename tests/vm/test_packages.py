@@ -130,19 +130,6 @@ def unpacked(package: Path, where: Path) -> Path:
     return where
 
 
-@pytest.mark.parametrize("end", [".deb", ".rpm"])
-def test_links_of_the_installed_manual_lead_somewhere(
-    dist: Dict[str, Path], end: str, tmp_path: Path
-) -> None:
-    pages = sorted(unpacked(dist[end], tmp_path / "tree").rglob("*.md"))
-    links = [(page, link) for page in pages
-             for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())
-             if not re.match(r"https?:|mailto:", link)]  # fmt: skip
-    assert len(links) > 100
-    dead = [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
-    assert dead == []
-
-
 def test_the_rpm_has_the_objects_of_the_deb(dist: Dict[str, Path], tmp_path: Path) -> None:
     """Stripped by no build script."""
     deb, rpm = unpacked(dist[".deb"], tmp_path / "deb"), unpacked(dist[".rpm"], tmp_path / "rpm")
@@ -173,6 +160,7 @@ def put(package: Path, tree: Path, work: Path) -> str:
         shutil.copy(package, tree / "tmp/package.deb")
         return run("chroot", str(tree), "dpkg", "-i", "/tmp/package.deb")
     dnf(tree, work, f"dnf install {base_rpm(work)}")
+    dnf(tree, package.parent, "dnf install ./writebackd-libbpf-*.x86_64.rpm")
     install, *_ = package_life.commands(str(README), package_life.FEDORA)
     return dnf(tree, package.parent, install)
 
@@ -209,7 +197,9 @@ def test_dnf_installs_the_rpm_and_removes_it(dist: Dict[str, Path], tmp_path: Pa
     for name in ("var/lib/writebackd", "var/cache/writebackd"):
         (tree / name).mkdir()
         (tree / name / "state").touch()
-    said = dnf(tree, tmp_path, "dnf remove writebackd")
+    licences = (tree / "usr/share/doc/writebackd-libbpf/copyright").read_text()
+    assert licences.count("TERMS AND CONDITIONS FOR COPYING") == 2 and "LESSER" in licences
+    said = dnf(tree, tmp_path, "dnf remove writebackd writebackd-libbpf")
     assert "not restored" not in said, said
     left = sorted(seen(tree) - before)
     assert left == [], "\n".join(left)
@@ -221,15 +211,51 @@ def test_it_lives_in_roots_of_other_releases(dist: Dict[str, Path]) -> None:
     assert table.count("nothing left") == 11 and table.count("bundled with writebackd") == 4
 
 
-def root_of(suite: str) -> Path:
-    """A clean Debian as a tar, made once."""
-    place = cache_dir() / f"root-{suite}.tar"
+PLAY = """- hosts: localhost
+  connection: local
+  gather_facts: false
+  roles:
+    - role: writebackd
+      writebackd_textfile_directory: /srv
+      writebackd_options: --policy db-hwraid
+      writebackd_service: false
+"""
+# Ansible needs /proc, and semaphores.
+IN_ROOT = ("mount -t proc proc $0/proc; mount -t tmpfs tmpfs $0/dev/shm;"
+           " exec chroot $0 env ANSIBLE_ROLES_PATH=/tmp LC_ALL=C.UTF-8"
+           " ansible-playbook -i localhost, /tmp/play.yml")  # fmt: skip
+
+
+def test_the_ansible_role_sets_what_it_says_and_nothing_twice(
+    dist: Dict[str, Path], tmp_path: Path
+) -> None:
+    """In a root that systemd has not booted, where the package is installed already."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    run("tar", "-xf", str(root_of("bookworm", "ansible-core", "python3-apt")), "-C", str(tree))
+    put(dist[".deb"], tree, tmp_path)
+    shutil.copytree(CHECKOUT / "packaging/ansible/writebackd", tree / "tmp/writebackd")
+    (tree / "tmp/play.yml").write_text(PLAY)
+    for changed in ("changed=4 ", "changed=0 "):
+        said = run("unshare", "--mount", "sh", "-ec", IN_ROOT, str(tree))
+        assert changed in said and "failed=0 " in said, said
+    site = (tree / "etc/writebackd/policies.d/all.conf.d/50-site.conf").read_text()
+    assert site.split() == ["[policy]", "mode", "=", "observe", "[metrics]", "textfile", "=",
+                            "/run/writebackd/host.prom"]  # fmt: skip
+    assert 'OPTIONS="--policy db-hwraid"\n' in (tree / "etc/default/writebackd").read_text()
+    assert os.readlink(tree / "srv/writebackd.prom") == "/run/writebackd/host.prom"
+
+
+def root_of(suite: str, *more: str) -> Path:
+    """A clean Debian as a tar, with more packages in it, made once."""
+    place = cache_dir() / f"{'-'.join(('root', suite, *more))}.tar"
     if not place.exists():
         cache_dir().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_dir()) as work:
             made = Path(work, "root.tar")
-            run("mmdebstrap", "--variant=minbase", f"--include={','.join(INCLUDED)}", suite,
-                str(made), MIRROR)  # fmt: skip
+            included = ",".join((*INCLUDED, *more))
+            run("mmdebstrap", "--variant=minbase", f"--include={included}", suite, str(made),
+                MIRROR)  # fmt: skip
             made.rename(place)
     return place
 

@@ -76,12 +76,13 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         return health
     culprits, limit = culprits_of(incident, cause), ""
     setters: Tuple[Culprit, ...] = ()
-    if cause is Cause.THROTTLED_WRITER:
+    if cause in (Cause.THROTTLED_WRITER, Cause.FOREIGN_CHANGE):
         cap = tick.core.caps.get(view.name)
         own = cap is not None and cap.in_force and tick.protects
         limit = messages.limit(
             cap.bytes if cap is not None and own else tick.sample.vm.threshold_bytes, tick.core
         )
+    if cause is Cause.THROTTLED_WRITER:
         setters = writers([one for one in tick.core.intrusions if one.write.is_limit])
     tick.tell(alert_of(
         incident, view, health, AlertName.COLLAPSE, cause,

@@ -22,7 +22,7 @@ WHY = {
     Cause.NEIGHBOUR: "no local process writes that much: another host or a rebuild loads the same"
     " disks",
     Cause.THROTTLED_WRITER: "programs that commit are throttled in write()",
-    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
+    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit that is not the law's",
     Cause.BATTERY: "self-test of the write cache's battery",
     Cause.NO_DATA: "nothing can be measured",
     Cause.UNKNOWN: "cause unknown",
@@ -39,10 +39,10 @@ def collapsed(
         f" {formats.count(health.sync_rate)})"
     )
     who = ", ".join(culprit.who for culprit in culprits)
-    if who and cause is Cause.FLOOD:
-        text += f", caused by {who}"
+    if who and cause in (Cause.FLOOD, Cause.FOREIGN_CHANGE):
+        text += f", caused by {who}" + (f" under {limit}" if limit else "")
     else:
-        text += f", {WHY[cause]}{limit}" + (f": {who}" if who else "")
+        text += f", {WHY[cause]}{f' by {limit}' if limit else ''}" + (f": {who}" if who else "")
     mean_s = incident.syncs.mean()
     if mean_s is not None:
         text += f"; mean {formats.latency(mean_s)}"
@@ -55,11 +55,11 @@ def limit(limit_bytes: int, memory: Memory) -> str:
     whose = "set by writebackd"
     if memory.yielded is not None:
         whose = memory.yielded
+    elif memory.dry:
+        whose = "as found"
     elif memory.pin_bytes is not None:
         whose = "pinned"
-    elif memory.mode is Mode.OBSERVE:
-        whose = "as found"
-    return f" by the limit of {formats.size(limit_bytes)}, {whose}"
+    return f"the limit of {formats.size(limit_bytes)}, {whose}"
 
 
 def degraded(name: str, incident: Incident, usual: Baseline) -> str:
@@ -92,9 +92,8 @@ def exhausted(
 ) -> str:
     """`floor_bytes`: the limit in force in this tick, which cannot be lowered further."""
     p99_s = incident.syncs.quantile(0.99)
-    slow = f"slowest {formats.latency(incident.slowest_s)}"
-    if p99_s is not None:
-        slow = f"p99 {formats.latency(p99_s)}"
+    slow = f"slowest {formats.latency(incident.slowest_s)}" if p99_s is None else (
+        f"p99 {formats.latency(p99_s)}")
     floor = f", {formats.size(floor_bytes)}" if floor_bytes is not None else ""
     return (
         f"{name}: commits {slow} (objective {formats.latency(objective_s)}), and the limit"

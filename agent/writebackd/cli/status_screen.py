@@ -298,11 +298,10 @@ def _since(wall_s: Optional[float]) -> str:
 
 
 def _rivals_line(rivals: Sequence[Answer]) -> str:
-    parts = []
-    for rival in rivals:
-        what = f" sets {rival['setting']}" if rival["setting"] else ""
-        parts.append(f"{rival['name']}{what} ({rival['where']})")
-    return "; ".join(parts)
+    return "; ".join(
+        f"{each['name']}{' sets ' + each['setting'] if each['setting'] else ''} ({each['where']})"
+        for each in rivals
+    )
 
 
 def _cost_line(status: Answer) -> str:

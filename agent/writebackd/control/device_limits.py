@@ -32,7 +32,7 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.decision import DeviceDecision
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import Sample
 
@@ -127,9 +127,8 @@ def _caps(
     ]
     if not asked:
         return caps
-    taken = {action.lever for action in sample.actions if action.ok}
-    if memory.mode is Mode.OBSERVE:
-        taken = set()  # nothing is written, so no cap is in force
+    # No cap is in force where nothing is written.
+    taken = {action.lever for action in sample.actions if action.ok and not memory.dry}
     devices = {seen.device.name: seen.device for seen in sample.devices}
     flooded_lately = {
         name for name, each in memory.devices.items()

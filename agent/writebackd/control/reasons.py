@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The texts of decisions: for each rule of the law the reason, and what happens next.
 
-Where the law's limit is not set, `after` is the verb that would set it, and a text says "would".
+Where the law's limit is not set, `after` is what would set it, and a text says "would".
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ RESTARTED = "just restarted: keeping the previous limit"
 
 
 def pinned(memory: Memory) -> str:
-    return "pinned" if memory.mode is Mode.ENFORCE else "pinned; enforce would set this limit"
+    return f"pinned; {unset(memory, '')} would set this limit" if memory.dry else "pinned"
 
 
 def draining(memory: Memory) -> str:
-    limit = "limit is" if memory.mode is Mode.ENFORCE else "enforce would keep the limit"
+    limit = f"{unset(memory, '')} would keep the limit" if memory.dry else "limit is"
     return f"draining: {limit} at its floor until the drain ends"
 
 
@@ -153,7 +153,9 @@ def longest(estimate: Estimate) -> str:
 
 
 def unset(memory: Memory, device: str) -> str:
-    """The verb after which the law's limit would be set; empty while it is."""
+    """What has to happen before the law's limit is set; empty while it is."""
+    if memory.off:
+        return "removal of the off file"
     if memory.mode is Mode.OBSERVE or memory.yielded is not None:
         return "enforce"
     return "release" if memory.pin_bytes is not None or device in memory.draining else ""
@@ -257,9 +259,8 @@ def blind(
 
 
 def _wanted(target_bytes: int, after: str) -> str:
-    return f"{after} would set {formats.size(target_bytes)}" if after else (
-        formats.size(target_bytes)
-    )
+    size = formats.size(target_bytes)
+    return f"{after} would set {size}" if after else size
 
 
 # ---- the limit of the host -------------------------------------------------

@@ -22,7 +22,6 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, Stuck
-from writebackd.types.decision import Mode
 from writebackd.types.samples import DeviceSample, IoClass, Sample
 
 
@@ -37,7 +36,7 @@ def track_hung_devices(memory: Memory, sample: Sample) -> Stuck:
     stuck, vm, goal = memory.stuck, sample.vm, memory.goal_bytes
     if goal is None:
         return stuck if memory.limit_bytes is not None else Stuck()
-    if memory.pin_bytes is not None or memory.yielded is not None or memory.mode is Mode.OBSERVE:
+    if memory.pin_bytes is not None or memory.yielded is not None or memory.dry:
         return Stuck()
     left = vm.dirty_bytes + vm.writeback_bytes
     if stuck.bytes:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import DIRTY, text_of
@@ -17,7 +17,7 @@ _JOBS = (
     ("/etc", "crontab"), ("/etc/cron.d", "[^.]+"), ("/var/spool/cron", ".+"),
     ("/var/spool/cron/crontabs", ".+"), ("/etc/cron.hourly", "[^.]+"),
     ("/etc/cron.daily", "[^.]+"), ("/etc/cron.weekly", "[^.]+"),
-    ("/etc/systemd/system", r".+\.service"),
+    ("/etc/systemd/system", r".+\.service(\.d/.+\.conf)?"),
 )  # fmt: skip
 _SYSCTL_CONF = "/etc/sysctl.conf"
 _SYSTEMD = "/run/systemd/system"  # is there only where systemd runs the host
@@ -174,22 +174,21 @@ def _tmpfiles(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
-    seen = set()
-    for path in _RC_LOCAL:
-        real = files.path(path).resolve()
-        if real not in seen:
-            seen.add(real)
-            for number, line in _lines(files, path):
-                yield from _command(line, "rc.local", f"{path}:{number}")
+    by_file = {files.path(path).resolve(): path for path in reversed(_RC_LOCAL)}
+    for path in reversed(list(by_file.values())):
+        for number, line in _lines(files, path):
+            yield from _command(line, "rc.local", f"{path}:{number}")
 
 
 def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
     for directory, wanted in _JOBS:
-        for name in files.listdir(directory):
-            path = f"{directory}/{name}"
-            for number, line in _lines(files, path) if re.fullmatch(wanted, name) else ():
+        names = files.listdir(directory)
+        names += [f"{name}/{each}" for name in names if name.endswith(".service.d")
+                  for each in files.listdir(f"{directory}/{name}")]  # fmt: skip
+        for path in (f"{directory}/{name}" for name in names if re.fullmatch(wanted, name)):
+            for number, line in _lines(files, path):
                 for each in _command(line, "job", f"{path}:{number}"):
-                    if is_accepted(each.setting or "", each.value) and not line.startswith(";"):
+                    if is_accepted(each.setting or "", each.value):
                         yield each
 
 
@@ -216,15 +215,8 @@ def _setting(target: str) -> Optional[str]:
 
 def _udev(files: KernelFiles) -> Iterator[BootSetting]:
     for path in _chosen(files, "udev/rules.d", ".rules"):
-        first, rule = 0, ""
-        for number, line in _lines(files, path):
-            first, rule = (first, rule + line) if rule else (number, line)
-            if rule.endswith("\\"):
-                rule = rule[:-1]
-                continue
-            if not rule.lstrip().startswith("#"):
-                yield from _udev_rule(files, rule, f"{path}:{first}")
-            rule = ""
+        for number, rule in _lines(files, path):
+            yield from _udev_rule(files, rule, f"{path}:{number}")
 
 
 def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSetting]:
@@ -282,5 +274,14 @@ def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:
     return [chosen[name] for name in sorted(chosen)]
 
 
-def _lines(files: KernelFiles, path: str) -> Sequence["tuple[int, str]"]:
-    return list(enumerate((text_of(files, path) or "").split("\n"), 1))
+def _lines(files: KernelFiles, path: str) -> Iterator["tuple[int, str]"]:
+    """Lines without comments, each with those that a backslash at its end adds to it."""
+    first, whole = 0, ""
+    for number, line in enumerate((text_of(files, path) or "").split("\n"), 1):
+        if line.lstrip()[:1] not in ("#", ";"):
+            first, whole = (first if whole else number), whole + line
+            if whole.endswith("\\"):
+                whole = whole[:-1] + " "
+            else:
+                yield first, whole
+                whole = ""

@@ -111,8 +111,7 @@ class Snapshot:
     @property
     def sets_limits(self) -> bool:
         """Whether decisions are carried out."""
-        enforces = self.mode is Mode.ENFORCE and self.off is None
-        return enforces and self.memory.yielded is None
+        return self.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
 
     def limit_of(self, device: Optional[str]) -> int:
         """The dirty limit that holds for a device: its own where it has one, else the host's."""

@@ -129,7 +129,6 @@ def _limits(snapshot: Snapshot) -> Limits:
         # What the kernel makes of the files, whatever their form.
         "dirty_bytes": vm.threshold_bytes,
         "dirty_background_bytes": vm.background_threshold_bytes,
-        # What the law wants now and in the end; in observe mode it stays a wish.
         "wanted_bytes": snapshot.decision.limit_bytes,
         "goal_bytes": snapshot.decision.goal_bytes,
         "files": asdict(vm.limits),

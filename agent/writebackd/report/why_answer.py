@@ -96,10 +96,9 @@ def _next_of_limit(snapshot: Snapshot) -> str:
         return "Nothing is written while it yields; `writebackctl enforce` ends that."
     trial = snapshot.memory.trial
     if trial is not None and trial.original:
-        return (
-            "Trial: the daemon's own limits return with a later block, and at once when fsync is"
-            " too slow."
-        )
+        return "Trial: writebackd's limits return with a later block, or once fsync is too slow."
+    if snapshot.memory.pin_bytes is not None:
+        return "The limit stays until the end of the pin, `writebackctl release` or a reboot."
     if decision.goal_bytes is None or decision.limit_bytes is None:
         return "The original limits stay."
     # What reads the same is the same: the law leaves small differences alone.

@@ -106,6 +106,7 @@ class Memory:
     pin_bytes: Optional[int] = None
     draining: Tuple[str, ...] = ()  # devices kept at their floor by `drain`
     mode: Mode = Mode.ENFORCE
+    off: bool = False  # a kill-switch file exists
     paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
     # Cgroup id -> its path, and when it last synced: such a cgroup is never paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
@@ -118,3 +119,7 @@ class Memory:
     intrusions: Tuple[Intrusion, ...] = ()  # since the last `enforce`, one per lever
     retry: Optional[Retry] = None
     retried_s: Tuple[float, ...] = ()  # yields of the last hour that end by themselves
+
+    @property
+    def dry(self) -> bool:  # nothing is set, whatever is decided
+        return self.off or self.mode is Mode.OBSERVE

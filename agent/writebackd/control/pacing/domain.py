@@ -17,7 +17,7 @@ from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, PaceMemory
-from writebackd.types.decision import DeviceDecision, Mode, Rule
+from writebackd.types.decision import DeviceDecision, Rule
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
 from writebackd.types.samples import DeviceSample, HostInfo
@@ -283,8 +283,7 @@ class PaceTick:
         if memory.stray_s >= STRAY_LASTS_S:
             stray = reasons.speed(self._stray(memory, flooding))
             return STRAY_BARRED_S, f"cgroups that cannot be paced write {stray}: using the limit"
-        # In observe mode nothing is set.
-        if memory.unset_s >= UNSET_S and self.memory.mode is not Mode.OBSERVE:
+        if memory.unset_s >= UNSET_S and not self.memory.dry:
             return BARRED_S, f"io.max of {self._unset(memory)[0]} could not be set"
         if memory.in_force_s is not None and self.demand:
             waited = next(filter(None, map(self._waited, self.domain.group)), None)
