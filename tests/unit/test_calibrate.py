@@ -20,8 +20,7 @@ import schema
 from figure_cases import row
 from writebackd.cli import calibrate as verb
 from writebackd.cli import calibration_host, ctl
-from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
-from writebackd.cli.calibration_loads import Loads
+from writebackd.cli.calibration_host import CalibrationHost, Loads, Refused, check_room, device_of
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.kernel.files import KernelFiles
 from writebackd.policy import load_policy
@@ -39,8 +38,7 @@ from writebackd.report.learned_store import decode, encode
 from writebackd.report.recommendation import Basis, Host, price, reason, recommend
 from writebackd.report.recommendation_files import Surroundings, as_json
 from writebackd.trial.calibration import Calibration
-from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
-from writebackd.trial.ladder import Rung, next_limit, score
+from writebackd.trial.ladder import Budget, Order, Own, Phase, Result, Rung, next_limit, score
 from writebackd.tuning import KEEP_S
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.histogram import Histogram
@@ -321,7 +319,7 @@ def test_it_needs_root(
 _LOADED = """
 import sys, time
 from pathlib import Path
-from writebackd.cli.calibration_loads import Loads
+from writebackd.cli.calibration_host import Loads
 loads = Loads(Path(sys.argv[1]), 32 << 20)
 loads.order(True, 0.0, 0)
 while loads.written_bytes < 32 << 20 or not loads.syncs:
@@ -406,7 +404,7 @@ def test_the_loads_rest_when_nobody_orders_any_more(
         until(lambda: loads.ready)
         loads.order(False, 0.0, 0)
         until(lambda: loads.syncs)
-        monkeypatch.setattr("writebackd.cli.calibration_loads.ORDER_S", 0.0)
+        monkeypatch.setattr("writebackd.cli.calibration_host.ORDER_S", 0.0)
         loads.order(True, 0.0, 0)
         until(is_still)
         assert loads.written_bytes < 8 << 20

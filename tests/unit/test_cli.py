@@ -42,6 +42,7 @@ from writebackd.report.answer_parts import (
     mode_json,
     pin_json,
     reset_stats_json,
+    verify_json,
 )
 from writebackd.report.control_server import (
     RequestError,
@@ -54,11 +55,8 @@ from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.metrics import metrics_json
-from writebackd.report.status_answer import status_json
-from writebackd.report.top_answer import top_json
+from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.report.totals import Totals
-from writebackd.report.verify_answer import verify_json
-from writebackd.report.why_answer import why_json
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import VmState

@@ -19,7 +19,7 @@ from fake_host import Rig
 from route_cases import wait_for
 from writebackd import formats
 from writebackd.alerts.detector_memory import DeviceHealth
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall

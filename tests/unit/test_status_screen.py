@@ -13,13 +13,12 @@ import pytest
 
 import samples
 from writebackd import formats
-from writebackd.cli.answer_screens import render_devices, render_findings, render_verify, render_why
+from writebackd.cli.daemon_verbs import render_devices, render_findings, render_verify, render_why
 from writebackd.cli.status_screen import clean, render_status, wants_colour
+from writebackd.report.answer_parts import verify_json
 from writebackd.report.device_answers import devices_json
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status_answer import status_json
-from writebackd.report.verify_answer import verify_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.status_answer import status_json, why_json
 
 every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -29,12 +29,10 @@ from test_cli import SOURCE, FakeDaemon
 from writebackd.cli import io_waits
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.io_waits import Delays, Wait, Waits
-from writebackd.cli.top import _has_blocks, _parts, _Terminal
-from writebackd.cli.top_state import HELP, KEPT, SORTS, Top
+from writebackd.cli.top import HELP, KEPT, SORTS, Top, _has_blocks, _parts, _Terminal
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status_answer import status_json
-from writebackd.report.top_answer import top_json
+from writebackd.report.status_answer import status_json, top_json
 from writebackd.types.samples import CgroupSample
 
 CGROUPS = (
@@ -312,7 +310,7 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
 def test_the_daemon_never_imports_rich() -> None:
     result = python(
         "import sys, writebackd.cli.daemon_main, writebackd.cli.status_screen,"
-        " writebackd.cli.answer_screens; sys.exit('rich' in sys.modules)"
+        " writebackd.cli.daemon_verbs; sys.exit('rich' in sys.modules)"
     )
     assert result.returncode == 0, result.stderr
 

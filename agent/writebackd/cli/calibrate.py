@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, List, Optional, Sequence
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Cause
-from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
-from writebackd.cli.calibration_loads import BLOCK_BYTES, DATABASE_BYTES
+from writebackd.cli.calibration_host import (
+    BLOCK_BYTES,
+    DATABASE_BYTES,
+    CalibrationHost,
+    Refused,
+    check_room,
+    device_of,
+)
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import state_dir
 from writebackd.cli.output import show, show_json, width
@@ -31,8 +37,7 @@ from writebackd.report.calibration_store import Calibrated, add, median, seed
 from writebackd.report.history_query import HistoryError, read_alerts, read_history
 from writebackd.report.history_store import MAX_ALERTS
 from writebackd.trial.calibration import Calibration
-from writebackd.trial.calibration_values import Budget, Order, Phase, Result
-from writebackd.trial.ladder import Rung
+from writebackd.trial.ladder import Budget, Order, Phase, Result, Rung
 from writebackd.types.storage import Device
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from writebackd.cli.answer_screens import render_findings
 from writebackd.cli.bundle import bundle
+from writebackd.cli.daemon_verbs import render_findings
 from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD
 from writebackd.cli.output import show_answer, width

@@ -33,11 +33,10 @@ from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
 from writebackd.policy import PolicyError, check
 from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
 from writebackd.policy.schema import DevicePolicy
-from writebackd.report.alert_answers import past_json
+from writebackd.report.alert_answers import blamed, past_json
 from writebackd.report.calibration_store import load as calibrations
 from writebackd.report.calibration_store import median, unexpired
 from writebackd.report.device_figures import Figures
-from writebackd.report.flood_culprits import blamed
 from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS

@@ -17,7 +17,7 @@ from rich.text import Text
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
 from writebackd.cli.status_screen import alert_line, clean, fit, headline, limit_line, mount_point
-from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, Answer, Top
+from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Answer, Top
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",

@@ -14,8 +14,8 @@ from writebackd.kernel.tuned_profiles import TunedLine
 from writebackd.kernel.vm import PAIRS
 from writebackd.policy.keys import DEVICE_KEYS
 from writebackd.policy.units import format_size, format_time
+from writebackd.report.alert_answers import sentence
 from writebackd.report.effectiveness import sentences
-from writebackd.report.flood_culprits import sentence
 from writebackd.report.plot import THIN
 from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason
 from writebackd.types.levers import VmLimits
