@@ -29,7 +29,6 @@ from writebackd.cli.trial import ended_by_signals
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED
-from writebackd.policy import PolicyError
 from writebackd.policy.schema import Policy
 from writebackd.policy.units import UnitError, parse_size
 from writebackd.report.alert_answers import past_json
@@ -62,10 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if budget.write_bytes < _LEAST_BYTES or budget.time_s < _LEAST_S:
         least = f"--budget {formats.size(_LEAST_BYTES)} and --time {_LEAST_S:g}s"
         raise CommandError(f"calibrate: at least {least}", USAGE)
-    try:
-        policy = in_force(options.runtime_dir, options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    policy = in_force(options.runtime_dir, options.config_dir)
     try:
         device = device_of(directory, scan(KernelFiles()))
         check_room(directory, budget.write_bytes)

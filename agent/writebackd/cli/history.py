@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 from writebackd import formats
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.status_screen import (
     Answer,
@@ -34,7 +34,6 @@ from writebackd.cli.status_screen import (
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_query import (
-    HistoryError,
     count_events,
     known_devices,
     read_figures,
@@ -63,20 +62,17 @@ def history(options: argparse.Namespace) -> int:
     path = state_dir(options) / HISTORY
     folds = not (options.csv or options.json or options.figures)
     limit = options.limit or (None if options.csv else _READ if folds else _LAST)
-    try:
-        device = device_in(path, options)
-        if options.figures:
-            rows = read_figures(path, since_s, device, until_s)
-            answer: List[Any] = [figures_json(row) for row in rows[-limit if limit else 0 :]]
-            known = len(rows)
-        else:
-            known = count_events(path, since_s, device, until_s)
-            events = read_history(path, since_s, device, limit, until_s)
-            answer = [asdict(event) for event in events]
-            for event in answer:
-                del event["alert"]  # is for the verb alerts
-    except HistoryError as error:
-        raise CommandError(str(error), BAD_NEWS) from None
+    device = device_in(path, options)
+    if options.figures:
+        rows = read_figures(path, since_s, device, until_s)
+        answer: List[Any] = [figures_json(row) for row in rows[-limit if limit else 0 :]]
+        known = len(rows)
+    else:
+        known = count_events(path, since_s, device, until_s)
+        events = read_history(path, since_s, device, limit, until_s)
+        answer = [asdict(event) for event in events]
+        for event in answer:
+            del event["alert"]  # is for the verb alerts
     if options.csv:
         # With a header; what is not known is an empty field, times are seconds since 1970.
         columns = _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS

@@ -20,7 +20,6 @@ from writebackd.kernel.topology import scan
 from writebackd.paths import read_taken
 from writebackd.policy import (
     Policy,
-    PolicyError,
     check,
     list_policies,
     load_files,
@@ -39,10 +38,7 @@ _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 
 def list_(options: argparse.Namespace) -> int:
-    try:
-        entries = list_policies(options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    entries = list_policies(options.config_dir)
     lines: List[str] = []
     for entry in entries:
         text = entry.summary if not entry.problems else "; ".join(entry.problems)
@@ -58,14 +54,11 @@ def list_(options: argparse.Namespace) -> int:
 
 def show_(options: argparse.Namespace) -> int:
     """The files unchanged, or their merged result (`--effective`)."""
-    try:
-        if options.name is not None:
-            policy = load_policy(options.name, options.config_dir)
-        else:
-            policy = in_force(options.runtime_dir, options.config_dir)
-        opened = _open_window(policy)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    if options.name is not None:
+        policy = load_policy(options.name, options.config_dir)
+    else:
+        policy = in_force(options.runtime_dir, options.config_dir)
+    opened = _open_window(policy)
     if options.json:
         show_json(_as_json(policy, opened))
     elif options.effective:
@@ -131,11 +124,7 @@ def match_(options: argparse.Namespace) -> int:
 
 
 def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
-    try:
-        before = read_taken(runtime_dir)
-        return choose(read_facts(KernelFiles()), config_dir, before=before)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    return choose(read_facts(KernelFiles()), config_dir, before=read_taken(runtime_dir))
 
 
 def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:

@@ -17,7 +17,7 @@ from writebackd import formats
 from writebackd.actuate.first_found import first_found
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.arguments import kernel_name
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import width
 from writebackd.cli.policy import in_force
@@ -30,14 +30,14 @@ from writebackd.kernel.topology import scan
 from writebackd.kernel.tuned_profiles import active_profile, included, read_profiles, tuned_file
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
-from writebackd.policy import PolicyError, check
+from writebackd.policy import check
 from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
 from writebackd.policy.schema import DevicePolicy
 from writebackd.report.alert_answers import blamed, past_json
 from writebackd.report.calibration_store import load as calibrations
 from writebackd.report.calibration_store import median, unexpired
 from writebackd.report.device_figures import Figures
-from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
+from writebackd.report.history_query import read_alerts, read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.learned_store import read_learned
@@ -139,17 +139,11 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
     events: Sequence[Event] = ()
     past: List[Dict[str, Any]] = []
     if path.exists() or not calibrated:
-        try:
-            device = device_in(path, options)
-            rows = read_figures(path, since_s, device, until_s)
-            events = read_history(path)
-            past = past_json(read_alerts(path, MAX_ALERTS), ())
-        except HistoryError as error:
-            raise CommandError(str(error), BAD_NEWS) from None
-    try:
-        policy = in_force(options.runtime_dir, options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+        device = device_in(path, options)
+        rows = read_figures(path, since_s, device, until_s)
+        events = read_history(path)
+        past = past_json(read_alerts(path, MAX_ALERTS), ())
+    policy = in_force(options.runtime_dir, options.config_dir)
     policies: Dict[str, DevicePolicy] = {}
     left_out: Dict[str, str] = {}
     for name in sorted({row.device for row in rows} | calibrated.keys()):

@@ -18,7 +18,7 @@ from writebackd.cli.output import show_answer
 from writebackd.paths import HISTORY
 from writebackd.report.alert_answers import past_json
 from writebackd.report.device_figures import STEP_S
-from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
+from writebackd.report.history_query import read_alerts, read_figures, read_history
 from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.report_page import render
 from writebackd.report.safe_files import write_atomically
@@ -36,14 +36,11 @@ def report(options: argparse.Namespace) -> int:
             f" {STEP_S:g} s each; use {STEP_S:g}s or more", USAGE,
         )  # fmt: skip
     path = state_dir(options) / HISTORY
-    try:
-        device = device_in(path, options)
-        rows = read_figures(path, since_s, device, until_s)
-        # The state at its beginning was decided before; later events show what ran then.
-        events = read_history(path, None, device)
-        past = past_json(read_alerts(path, MAX_ALERTS), ())
-    except HistoryError as error:
-        raise CommandError(str(error), BAD_NEWS) from None
+    device = device_in(path, options)
+    rows = read_figures(path, since_s, device, until_s)
+    # The state at its beginning was decided before; later events show what ran then.
+    events = read_history(path, None, device)
+    past = past_json(read_alerts(path, MAX_ALERTS), ())
     first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
     # Whole rows: what the page says it is about is what its figures are of.
     end_s = max([last_s, *(row.end_s for row in rows)])

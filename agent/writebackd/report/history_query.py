@@ -29,6 +29,8 @@ _OF_DEVICE = "(device = ? OR device IS NULL)"
 class HistoryError(Exception):
     """The history cannot be read; the message says what to do."""
 
+    exit_code = 1  # of a command that it ends
+
 
 def read_history(
     path: Path,
