@@ -17,7 +17,7 @@ from checkout import ROOT
 MOST_OWN, MOST_OTHERS, MOST_RSS_MB = 200, 175, 36
 PROGRAM = """
 import json, sys
-sys.modules.update(dict.fromkeys(("psutil", "pyroute2", "rich", "bcc", "systemd")))
+sys.modules.update(dict.fromkeys(("psutil", "pyroute2", "bcc", "systemd")))
 sys.path.insert(0, sys.argv[1])
 import writebackd.cli.daemon_main
 (rss,) = (line for line in open("/proc/self/status") if line.startswith("VmRSS"))

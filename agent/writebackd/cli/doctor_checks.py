@@ -53,7 +53,6 @@ _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
-    ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 
 
