@@ -23,7 +23,7 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.cli.history import folded, render_history
-from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import HistoryError, read_history
 from writebackd.report.history_store import History
 from writebackd.types.levers import VmLimits
 

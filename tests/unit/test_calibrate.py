@@ -24,17 +24,18 @@ from writebackd.cli.calibration_host import CalibrationHost, Loads, Refused, che
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.kernel.files import KernelFiles
 from writebackd.policy import load_policy
-from writebackd.report.calibration_store import (
+from writebackd.report.history_schema import Event
+from writebackd.report.learned_store import (
     MOST_RUNS,
     Calibrated,
     add,
+    decode,
+    encode,
     load,
     median,
     seed,
-    unexpired,
+    unexpired_runs,
 )
-from writebackd.report.history_schema import Event
-from writebackd.report.learned_store import decode, encode
 from writebackd.report.recommendation import Basis, Host, price, reason, recommend
 from writebackd.report.recommendation_files import Surroundings, as_json
 from writebackd.trial.calibration import Calibration
@@ -127,7 +128,7 @@ def test_old_runs_go(tmp_path: Path) -> None:
     assert [each.drain_rate for each in kept] == [4.0, 5.0, 6.0, 7.0, 8.0]
     add(path, "disk B", run_of(1.0, age_s=KEEP_S + 1.0))
     assert [each.drain_rate for each in add(path, "disk B", run_of(2.0))] == [2.0]
-    assert unexpired([run_of(1.0, age_s=KEEP_S + 1.0)], NOW) == ()
+    assert unexpired_runs([run_of(1.0, age_s=KEEP_S + 1.0)], NOW) == ()
 
 
 def test_it_seeds_what_the_daemon_begins_with_and_leaves_the_rest(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from writebackd.notify import RouteState
 from writebackd.notify.alert_events import Tracker
 from writebackd.report.alert_answers import alert_answer, past_json
 from writebackd.report.history_events import RESOLVED, alert_events
-from writebackd.report.history_query import read_alerts, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_alerts, read_history
 from writebackd.report.history_store import MAX_ALERTS, History
 from writebackd.report.status_answer import status_json
 

@@ -25,7 +25,7 @@ from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.policy.timetable import read_timetable
 from writebackd.report.control_server import RequestError
-from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import HistoryError, read_history
 from writebackd.report.learned_store import decode
 from writebackd.report.timeline import pin_spans
 from writebackd.types.core_memory import Memory

@@ -14,7 +14,8 @@ import pytest
 import samples
 from writebackd import formats
 from writebackd.cli.daemon_verbs import render_devices, render_findings, render_verify, render_why
-from writebackd.cli.status_screen import clean, render_status, wants_colour
+from writebackd.cli.output import clean, wants_colour
+from writebackd.cli.status_screen import render_status
 from writebackd.report.answer_parts import verify_json
 from writebackd.report.device_answers import devices_json
 from writebackd.report.snapshot import Snapshot

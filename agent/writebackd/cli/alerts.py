@@ -14,21 +14,23 @@ from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
-from writebackd.cli.output import show, show_answer, width
-from writebackd.cli.status_screen import (
+from writebackd.cli.output import (
     Paint,
-    alert_line,
     clean,
     labelled,
     moment,
+    show,
+    show_answer,
     wants_colour,
+    width,
     wrapped,
 )
+from writebackd.cli.status_screen import alert_line
 from writebackd.command_line import complain
 from writebackd.notify.alert_text import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
-from writebackd.report.history_query import HistoryError, read_alerts
+from writebackd.report.history_schema import HistoryError, read_alerts
 from writebackd.report.history_store import MAX_ALERTS
 
 Json = Mapping[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""doctor --bundle: an archive for a bug report, without private data.
+"""The verb doctor: findings about this host, or an archive for a bug report.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
 report is about, or fails, only loses its own part. Secrets, addresses, names of hosts and people
@@ -16,6 +16,7 @@ import os
 import re
 import select
 import signal
+import sys
 import tarfile
 import time
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from writebackd import __version__, formats
 from writebackd.cli.bundle_parts import COLLECTORS, Host
+from writebackd.cli.daemon_verbs import render_findings
+from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json
+from writebackd.cli.output import show, show_answer, show_json, wants_colour, width
 from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
 
@@ -120,6 +123,19 @@ class Part:
     text: str
     cut: bool = False
     missing: Optional[str] = None
+
+
+def doctor(options: argparse.Namespace) -> int:
+    if options.bundle is not None:
+        return bundle(options)
+    rows = [{"level": level, "text": text} for level, text in findings(options.runtime_dir)]
+    good = all(row["level"] != "blocker" for row in rows)
+    show_answer(
+        options,
+        {"good": good, "findings": rows},
+        lambda: render_findings(rows, width(), wants_colour(sys.stdout, options.color)),
+    )
+    return GOOD if good else BAD_NEWS
 
 
 def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> int:

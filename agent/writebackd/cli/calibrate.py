@@ -22,9 +22,8 @@ from writebackd.cli.calibration_host import (
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import state_dir
-from writebackd.cli.output import show, show_json, width
+from writebackd.cli.output import clean, show, show_json, width, wrapped
 from writebackd.cli.policy import in_force
-from writebackd.cli.status_screen import clean, wrapped
 from writebackd.cli.trial import ended_by_signals
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
@@ -32,9 +31,9 @@ from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED
 from writebackd.policy.schema import Policy
 from writebackd.policy.units import UnitError, parse_size
 from writebackd.report.alert_answers import past_json
-from writebackd.report.calibration_store import Calibrated, add, median, seed
-from writebackd.report.history_query import HistoryError, read_alerts, read_history
+from writebackd.report.history_schema import HistoryError, read_alerts, read_history
 from writebackd.report.history_store import MAX_ALERTS
+from writebackd.report.learned_store import Calibrated, add, median, seed
 from writebackd.trial.calibration import Calibration
 from writebackd.trial.ladder import Budget, Order, Phase, Result, Rung
 from writebackd.types.storage import Device

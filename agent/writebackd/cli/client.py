@@ -63,6 +63,14 @@ def request(
         ) from None
 
 
+def status_of(runtime_dir: Path, timeout_s: float = 1.0) -> Optional[Dict[str, Any]]:
+    """The answer to `status`; None if no daemon gives one."""
+    try:
+        return request(runtime_dir, "status", timeout_s=timeout_s)
+    except CommandError:
+        return None
+
+
 def _left_by_it(runtime_dir: Path) -> str:
     """What to do; more if the daemon is gone and its limits are still set."""
     # Imported here: the start-up time is imports, and mostly there is a daemon.

@@ -92,7 +92,7 @@ _VERBS: Tuple[Tuple[str, str, str, Tuple[Option, ...]], ...] = (
         _option("--limit", "the last N lines (default 50; with --csv all)", "N", type=positive),
         _flag("--csv", "print a table for other programs"),
     )),
-    ("report", "report:report", "write a page with plots of past events", (
+    ("report", "history:report", "write a page with plots of past events", (
         *_PAST, *_OF_DEVICE,
         _option("-o --output", "where to write the page (default %(default)s; - is stdout)",
                 "FILE", type=Path, default=Path("writebackd-report.html")),
@@ -170,7 +170,7 @@ _VERBS: Tuple[Tuple[str, str, str, Tuple[Option, ...]], ...] = (
     ("version", "daemon_verbs:version", "show versions of program, daemon, kernel and probe", ()),
     # For writebackd-watch.service alone: without help no list of verbs shows it.
     ("lease-watcher", "lease_watcher:lease_watcher", "", ()),
-    ("doctor", "doctor:doctor", "check whether this host can run it; no daemon needed", (
+    ("doctor", "bundle:doctor", "check whether this host can run it; no daemon needed", (
         _option("--bundle", "write an archive for a bug report, without secrets, to FILE (default:"
                 " writebackd-bundle-TIME.tar.gz here)", "FILE", nargs="?", const=""),
     )),

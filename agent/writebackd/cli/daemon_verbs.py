@@ -15,22 +15,26 @@ from typing import Any, List, Mapping, Sequence
 from writebackd import __version__, formats
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import frame, show_answer, width
-from writebackd.cli.status_screen import (
-    MIN_WIDTH,
+from writebackd.cli.output import (
     Answer,
     Paint,
     as_text,
-    by_whom,
     clean,
+    frame,
+    labelled,
+    show_answer,
+    wants_colour,
+    width,
+    wrapped,
+)
+from writebackd.cli.status_screen import (
+    MIN_WIDTH,
+    by_whom,
     heading,
     in_window,
-    labelled,
     render_status,
     trial_words,
     verdict_lines,
-    wants_colour,
-    wrapped,
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Container, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
-from writebackd.cli.status_screen import Answer, clean
+from writebackd.cli.output import Answer, clean
 from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_disks

@@ -28,8 +28,7 @@ from writebackd.cli.drain_caches import (
     sync_nodes,
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.status_screen import Answer, clean
+from writebackd.cli.output import Answer, clean, show, show_json, width
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import DrainAnswer

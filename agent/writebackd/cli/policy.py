@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_answer, show_json, width
-from writebackd.cli.status_screen import clean, wrapped
+from writebackd.cli.output import clean, show, show_answer, show_json, width, wrapped
 from writebackd.command_line import complain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts

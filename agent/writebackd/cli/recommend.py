@@ -19,10 +19,8 @@ from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import device_in, span, state_dir
-from writebackd.cli.output import width
+from writebackd.cli.output import Paint, clean, labelled, wants_colour, width, wrapped, write_page
 from writebackd.cli.policy import in_force
-from writebackd.cli.report import write_page
-from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
@@ -34,13 +32,11 @@ from writebackd.policy import check
 from writebackd.policy.find import SITE_NAME, drop_in_of, search_dirs
 from writebackd.policy.schema import DevicePolicy
 from writebackd.report.alert_answers import blamed, past_json
-from writebackd.report.calibration_store import load as calibrations
-from writebackd.report.calibration_store import median, unexpired
 from writebackd.report.device_figures import Figures
-from writebackd.report.history_query import read_alerts, read_figures, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_alerts, read_figures, read_history
 from writebackd.report.history_store import MAX_ALERTS
-from writebackd.report.learned_store import read_learned
+from writebackd.report.learned_store import load as calibrations
+from writebackd.report.learned_store import median, read_learned, unexpired_runs
 from writebackd.report.recommendation import DeviceAdvice, Host, Recommendation, recommend
 from writebackd.report.recommendation_files import (
     FILES,
@@ -132,7 +128,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         name: each
         for name, runs in _of_disks(calibrations, state / CALIBRATIONS, devices).items()
         if options.device is None or kernel_name(options.device) == name
-        for each in [median(unexpired(runs, now_s))] if each is not None
+        for each in [median(unexpired_runs(runs, now_s))] if each is not None
     }  # fmt: skip
     path = state / HISTORY
     rows: Sequence[Figures] = ()

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Optional
 from writebackd import formats
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import span, state_dir
-from writebackd.cli.output import show_answer
-from writebackd.cli.status_screen import clean, moment
+from writebackd.cli.output import clean, moment, show_answer
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, load_policy
 from writebackd.policy.parse import REMOVED

@@ -35,8 +35,8 @@ from typing import (
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show_json, width
-from writebackd.cli.status_screen import urgency, wants_colour
+from writebackd.cli.output import show_json, wants_colour, width
+from writebackd.cli.status_screen import urgency
 
 if TYPE_CHECKING:
     from writebackd.cli.io_waits import Wait, Waits

@@ -15,16 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
-from writebackd.cli.status_screen import (
-    Paint,
-    alert_line,
-    as_text,
-    clean,
-    fit,
-    headline,
-    limit_line,
-    mount_point,
-)
+from writebackd.cli.output import Paint, as_text, clean, fit
+from writebackd.cli.status_screen import alert_line, headline, limit_line, mount_point
 from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Answer, Top
 
 # From 0.1 ms in steps of half a decade: the same height means the same on every device.

@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.report import write_page
+from writebackd.cli.output import show, show_json, width, write_page
 from writebackd.command_line import complain
 from writebackd.report.codec import Interned, unpack
 from writebackd.trial.analysis import P99, analyse, block_of
