@@ -319,7 +319,7 @@ def test_narrow_and_wide() -> None:
     snapshot = replace(samples.guard(), alerts=(CRITICAL,))
     active = alert_answer(snapshot)["active"]
     for columns in (60, 120):
-        lines = render(active, [], [], columns).splitlines()
+        lines = render({"active": active, "past": [], "routes": []}, columns).splitlines()
         # An address that is broken up cannot be opened.
         manual = "file:///usr/share/doc/writebackd/docs"
         assert lines.pop() == f"runbook  {manual}/howto/runbook.md#collapse"

@@ -503,7 +503,7 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
     assert alert.evidence is not None
     lasted_s = alert.evidence.end_s - alert.evidence.begin_s
     assert f"(over {formats.duration(lasted_s)}: sync_rate " in " ".join(
-        render_alerts(row, [], []).split()
+        render_alerts({"active": row, "past": [], "routes": []}).split()
     )
 
 

@@ -348,10 +348,10 @@ def test_many_levers_leave_the_screen_to_the_devices() -> None:
 
 
 def test_findings_put_the_worst_last() -> None:
-    text = render_findings([
+    text = render_findings({"findings": [
         {"level": "blocker", "text": "no"}, {"level": "good", "text": "yes"},
         {"level": "warning", "text": "hm"},
-    ])  # fmt: skip
+    ]})  # fmt: skip
     assert text.splitlines() == [
         "good     yes", "warning  hm", "blocker  no", "",
         "writebackd cannot run here: 1 blocker",

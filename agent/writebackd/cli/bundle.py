@@ -16,21 +16,23 @@ import os
 import re
 import select
 import signal
-import sys
 import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from writebackd import __version__, formats
 from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.daemon_verbs import render_findings
 from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_answer, show_json, wants_colour, width
+from writebackd.cli.output import show, show_json, show_screen
 from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import DoctorAnswer, DoctorBundleAnswer
 
 # Group 1 stays.  Of a unit name@instance.service and of file:// nothing is left out.
 _PATTERNS = tuple(re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern in (
@@ -128,14 +130,13 @@ class Part:
 def doctor(options: argparse.Namespace) -> int:
     if options.bundle is not None:
         return bundle(options)
-    rows = [{"level": level, "text": text} for level, text in findings(options.runtime_dir)]
-    good = all(row["level"] != "blocker" for row in rows)
-    show_answer(
-        options,
-        {"good": good, "findings": rows},
-        lambda: render_findings(rows, width(), wants_colour(sys.stdout, options.color)),
-    )
-    return GOOD if good else BAD_NEWS
+    found = findings(options.runtime_dir)
+    answer: DoctorAnswer = {
+        "good": all(level != "blocker" for level, _ in found),
+        "findings": [{"level": level, "text": text} for level, text in found],
+    }
+    show_screen(options, answer, render_findings)
+    return GOOD if answer["good"] else BAD_NEWS
 
 
 def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> int:
@@ -155,16 +156,17 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
     there = [each for each in parts if each.missing is None]
     missing = [each for each in parts if each.missing is not None]
     if options.json:
-        show_json({
+        answer: DoctorBundleAnswer = {
             "file": str(path),
             "bytes": len(data),
             "members": [
                 {"name": each.name, "bytes": len(each.text.encode()), "cut": each.cut}
                 for each in (Part("MANIFEST", manifest), *there)
             ],
-            "missing": [{"name": each.name, "why": each.missing} for each in missing],
+            "missing": [{"name": each.name, "why": each.missing or ""} for each in missing],
             "left_out": private.count,
-        })  # fmt: skip
+        }
+        show_json(answer)
     else:
         lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
         show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, List, Mapping
 
 from writebackd import __version__, formats
 from writebackd.cli.client import NoDaemon, request
@@ -23,6 +23,7 @@ from writebackd.cli.output import (
     frame,
     labelled,
     show_answer,
+    show_screen,
     wants_colour,
     width,
     wrapped,
@@ -36,6 +37,9 @@ from writebackd.cli.status_screen import (
     trial_words,
     verdict_lines,
 )
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import VersionAnswer
 
 
 def render_why(why: Answer, width: int = 80, colour: bool = False, verbose: bool = False) -> str:
@@ -189,10 +193,11 @@ def render_verify(answer: Answer, width: int = 80) -> str:
     return "\n".join(wrapped(f"good: {' and '.join(parts)} as written", width, "  ", ""))
 
 
-def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+def render_findings(answer: Answer, width: int = 80, colour: bool = False) -> str:
     """Findings of doctor, the worst last, so that they stay on the screen."""
     paint = Paint(colour)
     lines: List[str] = []
+    findings = answer["findings"]
     for level in ("good", "note", "warning", "blocker"):
         for finding in findings:
             if finding["level"] == level:
@@ -256,21 +261,14 @@ def _no_answer(last_s: float) -> Mapping[str, Any]:
 
 def devices(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "devices")
-    colour = wants_colour(sys.stdout, options.color)
-    show_answer(options, answer, lambda: render_devices(answer, width(), colour))
+    show_screen(options, answer, render_devices)
     return GOOD
 
 
 def why(options: argparse.Namespace) -> int:
     args = {} if options.device is None else {"device": options.device}
     answer = request(options.runtime_dir, "why", args)
-    show_answer(
-        options,
-        answer,
-        lambda: render_why(
-            answer, width(), wants_colour(sys.stdout, options.color), options.verbose
-        ),
-    )
+    show_screen(options, answer, render_why, options.verbose)
     return GOOD
 
 
@@ -288,7 +286,7 @@ def metrics(options: argparse.Namespace) -> int:
 
 def version(options: argparse.Namespace) -> int:
     """The version of this program, the daemon and the kernel; without a daemon it is no failure."""
-    answer = {
+    answer: VersionAnswer = {
         "writebackctl": __version__, "writebackd": None, "probe": None,
         "kernel": os.uname().release,
     }  # fmt: skip

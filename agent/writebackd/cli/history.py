@@ -53,7 +53,7 @@ from writebackd.report.report_page import render
 from writebackd.report.timeline import Span
 
 if TYPE_CHECKING:
-    from writebackd.cli.client_answers import FigureRow
+    from writebackd.cli.client_answers import FigureRow, HistoryAnswer, ReportAnswer
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -91,8 +91,11 @@ def history(options: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(answer)
     elif options.json:
-        what = "figures" if options.figures else "events"
-        show_json({what: answer, "left_out": max(0, known - len(answer))})
+        left_out = max(0, known - len(answer))
+        data: HistoryAnswer = {"events": answer, "left_out": left_out}
+        if options.figures:
+            data = {"figures": answer, "left_out": left_out}
+        show_json(data)
     else:
         what, shown = "rows", len(answer)
         colour = wants_colour(sys.stdout, options.color)
@@ -378,9 +381,9 @@ def report(options: argparse.Namespace) -> int:
         return GOOD
     size = len(page.encode())
     shown = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+    answer: ReportAnswer = {"file": str(options.output), "bytes": size, "rows": len(rows)}
     show_answer(
-        options,
-        {"file": str(options.output), "bytes": size, "rows": len(rows)},
+        options, answer,
         lambda: f"{options.output}: {formats.size(size)} from {len(rows)} rows of figures and"
         f" {shown} events",
     )

@@ -63,6 +63,14 @@ def show_answer(options: argparse.Namespace, data: Any, text: Callable[[], str])
         show(text())
 
 
+def show_screen(
+    options: argparse.Namespace, data: Any, render: Callable[..., str], *more: Any
+) -> None:
+    """As show_answer, by a function of the data, the width, and whether to colour."""
+    colour = wants_colour(sys.stdout, options.color)
+    show_answer(options, data, lambda: render(data, width(), colour, *more))
+
+
 def frame(text: str, height: int) -> str:
     """`text` over what a terminal shows: home, then clear to the end of each line, no flicker."""
     lines = text.splitlines()[: height - 1]

@@ -31,7 +31,13 @@ from writebackd.policy.match import Choice, Verdict, choose
 from writebackd.policy.timetable import Open, read_timetable
 
 if TYPE_CHECKING:
-    from writebackd.cli.client_answers import PolicyMatchAnswer, PolicyShowAnswer, Setting
+    from writebackd.cli.client_answers import (
+        PolicyCheckAnswer,
+        PolicyListAnswer,
+        PolicyMatchAnswer,
+        PolicyShowAnswer,
+        Setting,
+    )
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -43,11 +49,11 @@ def list_(options: argparse.Namespace) -> int:
         text = entry.summary if not entry.problems else "; ".join(entry.problems)
         row = wrapped(text, width(), " " * 18, f"{clean(entry.name):<17} ")
         lines += row or [clean(entry.name)]
-    rows = [
+    answer: PolicyListAnswer = {"policies": [
         {"name": e.name, "path": e.path, "summary": e.summary, "problems": list(e.problems)}
         for e in entries
-    ]
-    show_answer(options, {"policies": rows}, lambda: "\n".join(lines))
+    ]}  # fmt: skip
+    show_answer(options, answer, lambda: "\n".join(lines))
     return GOOD
 
 
@@ -101,7 +107,10 @@ def check_(options: argparse.Namespace) -> int:
         line for file in options.files for line in unresolved(file, devices, options.config_dir)
     ]  # fmt: skip
     if options.json:
-        show_json({"good": not problems, "problems": problems, "warnings": warnings})
+        answer: PolicyCheckAnswer = {
+            "good": not problems, "problems": problems, "warnings": warnings
+        }
+        show_json(answer)
     elif problems:
         complain("\n".join(problems))
     else:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Optional
+from typing import List, Optional
 
 from writebackd import formats
 from writebackd.formats import latency
-from writebackd.report.device_figures import Figures
-from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Block, Difference, Result
+from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, Result
 from writebackd.trial.plan import LEAST_PAIRS, Plan
 
 # Of the time that counts: without a flood both arms are alike.
@@ -19,9 +18,6 @@ NAMES = {
 }  # fmt: skip
 # Fewer in a block, and its p99 is its slowest.
 ENOUGH_FSYNCS = 100
-
-if TYPE_CHECKING:
-    from writebackd.trial.trial_answer import ArmFigures, BlockRow, Ratio, TrialReport
 
 
 @dataclass(frozen=True)
@@ -166,70 +162,3 @@ def _seen(result: Result) -> str:
         if figures is not None
     ]
     return f" Measured commit p99: {', '.join(seen)}." if seen else ""
-
-
-def report_json(report: TrialSummary) -> TrialReport:
-    """The whole trial as data; unknown values are None."""
-    plan, result = report.plan, report.result
-    return {
-        "host": report.host, "policy": report.policy, "mode": report.mode, "seed": report.seed,
-        "stop_s": report.stop_s, "found_bytes": report.found_bytes, "cut": report.cut,
-        "limit_bytes": report.limit_bytes, "ended": report.ended, "why": report.why,
-        "device": plan.device,
-        "blocks_planned": len(plan.arms),
-        "block_s": plan.block_s,
-        "settle_s": plan.settle_s,
-        "ceiling_s": plan.ceiling_s,
-        "verdict": verdict(report),
-        "remarks": remarks(report),
-        "pairs": result.pairs,
-        "left_out": [
-            {"blocks": [one, other], "why": why} for one, other, why in result.left_out
-        ],
-        "differences": {
-            "commit_p99": _ratio_json(result.of(P99)),
-            "commit_p50": _ratio_json(result.of(P50)),
-            "sync_rate": _ratio_json(result.of(SYNC_RATE)),
-            "write_rate": _ratio_json(result.of(WRITE_RATE)),
-        },
-        "agent": _arm_json(result.agent),
-        "original": _arm_json(result.original),
-        "blocks": [_block_json(block) for block in result.blocks],
-    }  # fmt: skip
-
-
-def _ratio_json(each: Difference) -> Ratio:
-    return {
-        "ratio": each.ratio, "low": each.low, "high": each.high, "ratios": list(each.ratios)
-    }
-
-
-def _arm_json(figures: Optional[Figures]) -> Optional[ArmFigures]:
-    if figures is None:
-        return None
-    return {
-        "span_s": figures.span_s,
-        "fsyncs": figures.fsyncs,
-        "commit_p50_s": figures.commit_latency.quantile(0.5),
-        "commit_p99_s": figures.commit_latency.quantile(0.99),
-        "commit_longest_s": figures.longest_s,
-        "commit_write_share": figures.write_share,
-        "fsync_p50_s": figures.latency.quantile(0.5),
-        "fsync_p99_s": figures.latency.quantile(0.99),
-        "fsync_longest_s": max(figures.oldest_s, figures.latency.quantile(1.0) or 0.0),
-        "sync_rate": figures.fsyncs / figures.span_s,
-        "write_rate": figures.write_rate,
-        "limit_bytes": figures.limit_bytes,
-        "flooded_share": figures.flooded_s / figures.span_s,
-    }
-
-
-def _block_json(block: Block) -> BlockRow:
-    return {
-        "number": block.number,
-        "arm": block.arm,
-        "begin_s": block.begin_s,
-        "end_s": block.end_s,
-        "whole": block.whole,
-        "counted": _arm_json(block.figures),
-    }
