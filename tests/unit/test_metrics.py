@@ -24,7 +24,8 @@ from writebackd.commands import SetMode
 from writebackd.kernel.map_readers import Reading
 from writebackd.policy.timetable import Open
 from writebackd.report.control_server import Shared
-from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, metrics_json, render
+from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, render
+from writebackd.report.metrics_server import metrics_json
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
 from writebackd.types.decision import Decision, DeviceState, Mode

@@ -13,15 +13,7 @@ from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
-from writebackd.cli.output import (
-    Paint,
-    clean,
-    labelled,
-    moment,
-    show,
-    show_screen,
-    wrapped,
-)
+from writebackd.cli.output import Paint, clean, labelled, moment, show, show_screen, wrapped
 from writebackd.cli.status_screen import alert_line
 from writebackd.command_line import complain
 from writebackd.notify.alert_text import fact, who

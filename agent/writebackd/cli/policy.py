@@ -17,14 +17,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.topology import scan
 from writebackd.paths import read_taken
-from writebackd.policy import (
-    Policy,
-    check,
-    list_policies,
-    load_files,
-    load_policy,
-    render,
-)
+from writebackd.policy import Policy, check, list_policies, load_files, load_policy, render
 from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.load import unresolved
 from writebackd.policy.match import Choice, Verdict, choose

@@ -50,22 +50,13 @@ class Event:
 
 EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
 FIGURE_COLUMNS = tuple(each.name for each in fields(Figures))
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
-    " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL, commit_p50_s REAL, commit_p99_s REAL,"
-    " commit_write_share REAL)",
-    *(
-        f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-        " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
-        " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
-        " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
-        " latency TEXT NOT NULL, oldest_commit_s REAL, commits TEXT, throttled_s REAL)"
-        for table in ("fine", "coarse")
-    ),
-    "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " alert TEXT NOT NULL)",
+# Rows are checked as they are read: SQLite keeps any type in any column.
+TABLES = tuple(
+    f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
+    for table, columns in (
+        ("events", EVENT_COLUMNS), ("fine", FIGURE_COLUMNS), ("coarse", FIGURE_COLUMNS),
+        ("alerts", ("wall_s", "alert")),
+    )
 )
 _EVENT_TEXTS = ("kind", "text", "device", "decision_id", "state")
 _NEEDED = (
@@ -105,7 +96,7 @@ def storable(value: object) -> object:
 
 
 def is_event_row(row: Tuple[object, ...]) -> bool:
-    """Check types: SQLite keeps any type in any column, and detects no flipped bit."""
+    """Check types: SQLite detects no flipped bit."""
     values = dict(zip(EVENT_COLUMNS, row))
     texts = {name: values.pop(name) for name in _EVENT_TEXTS}
     return (

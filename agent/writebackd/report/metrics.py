@@ -12,18 +12,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import (
-    TYPE_CHECKING,
-    Callable,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.device_answers import time_to_clean
@@ -34,9 +23,6 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
 from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import Device
-
-if TYPE_CHECKING:
-    from writebackd.report.answers import MetricsAnswer
 
 OPENMETRICS = "openmetrics"
 PROMETHEUS = "prometheus"
@@ -351,8 +337,3 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_decisions", "counter", "Decisions about the device.",
      lambda row: row.totals.decisions),
 )  # fmt: skip
-
-
-def metrics_json(snapshot: Snapshot, form: str) -> MetricsAnswer:
-    """The answer to `metrics`."""
-    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}

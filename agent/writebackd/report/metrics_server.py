@@ -16,7 +16,7 @@ import time
 from collections import deque
 from http import HTTPStatus
 from pathlib import Path
-from typing import Callable, Deque, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Tuple
 
 from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
 from writebackd.report.control_server import (
@@ -27,14 +27,22 @@ from writebackd.report.control_server import (
     open_unix_listener,
     remove_socket,
 )
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, metrics_json, render
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
 from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import MetricsAnswer
 
 log = logging.getLogger(__name__)
 
 _PLAIN = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"  # of a head
+
+
+def metrics_json(snapshot: Snapshot, form: str) -> MetricsAnswer:
+    """The answer to `metrics`."""
+    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}
 
 
 class Exposition:

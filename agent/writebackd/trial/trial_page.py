@@ -7,7 +7,7 @@ from typing import List, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.report.device_plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot
-from writebackd.report.plot import LOG, Axis, escape
+from writebackd.report.plot import LOG, Axis, Frame, escape
 from writebackd.report.report_page import STYLE, facts, head, period, table, when
 from writebackd.trial.analysis import Block, Difference
 from writebackd.trial.plan import LEAST_PAIRS
@@ -86,25 +86,16 @@ def _axis(differences: Sequence[Difference]) -> Axis:
 
 
 def _forest(differences: Sequence[Difference]) -> str:
-    scale = _axis(differences)
     left, right = LEFT + _NAME - 40, WIDTH - RIGHT - _SAID
-
-    def axis(ratio: float) -> float:
-        return left + scale.share(ratio) * (right - left)
-
     bottom = _TOP + _ROW * len(differences)
-    parts = []
-    for tick in scale.ticks():
-        x = axis(tick)
-        style = "even" if tick == 1.0 else "grid"
-        parts.append(f'<path class="{style}" d="M{x:.1f} {_TOP - 8:.0f}V{bottom:.0f}"/>')
-        parts.append(
-            f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 16:.0f}">'
-            f"{tick:g}</text>"
-        )
-    even = axis(1.0)
-    parts.append(f'<text text-anchor="end" x="{even - 8:.1f}" y="12">worse</text>')
-    parts.append(f'<text x="{even + 8:.1f}" y="12">better with the agent</text>')
+    frame = Frame(_axis(differences), Axis("", 0.0, 1.0, at=()), left, _TOP - 8, right, bottom)
+    axis, even = frame.at_x, frame.at_x(1.0)
+    frame.mark(1.0, "even", "")
+    parts = [
+        frame.grid(), *frame.parts, frame.below(),
+        f'<text text-anchor="end" x="{even - 8:.1f}" y="12">worse</text>',
+        f'<text x="{even + 8:.1f}" y="12">better with the agent</text>',
+    ]  # fmt: skip
     for row, each in enumerate(differences):
         y = _TOP + _ROW * (row + 0.5)
         parts.append(
