@@ -55,8 +55,8 @@ from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.metrics_server import metrics_json
+from writebackd.report.snapshot import Totals
 from writebackd.report.status_answer import status_json, top_json, why_json
-from writebackd.report.totals import Totals
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import VmState

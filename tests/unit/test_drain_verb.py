@@ -28,9 +28,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument
 from writebackd.report.device_answers import devices_json, find_devices
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import DeviceTotals, Snapshot, Totals
 from writebackd.report.status_answer import status_json
-from writebackd.report.totals import DeviceTotals, Totals
 from writebackd.types.storage import Backing, CacheMode, Protection
 
 MIB = 1 << 20

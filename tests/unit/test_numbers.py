@@ -38,10 +38,9 @@ from writebackd.policy import load_policy
 from writebackd.report.alert_answers import alerts_json
 from writebackd.report.device_figures import Collector, Figures, fold
 from writebackd.report.report_page import render
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import COMMIT_BOUNDS_S, Snapshot, Totals
 from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.report.timeline import Span
-from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
 from writebackd.types.core_memory import Memory

@@ -30,7 +30,7 @@ from writebackd.report.control_server import RequestError
 from writebackd.report.device_figures import Collector
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
 from writebackd.trial.plan import bound
-from writebackd.trial.summary import remarks
+from writebackd.trial.trial_page import remarks
 from writebackd.trial.trial_run import End, TrialRun, TrialTick
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode

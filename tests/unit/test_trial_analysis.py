@@ -16,8 +16,14 @@ from trial_case import FOUND, made, plan
 from writebackd.cli.trial import report_json
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, Result, analyse, interval, student
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, order, settle_s
-from writebackd.trial.summary import TrialSummary, remarks, verdict
-from writebackd.trial.trial_page import block_line, render, text_plot
+from writebackd.trial.trial_page import (
+    TrialSummary,
+    block_line,
+    remarks,
+    render,
+    text_plot,
+    verdict,
+)
 from writebackd.trial.trial_run import TrialTick
 from writebackd.types.histogram import Histogram
 

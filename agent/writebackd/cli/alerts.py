@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Culprit
-from writebackd.cli.arguments import kernel_name
-from writebackd.cli.client import request
+from writebackd.cli.client import kernel_name, request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import Paint, clean, labelled, moment, show, show_screen, wrapped
 from writebackd.cli.status_screen import alert_line

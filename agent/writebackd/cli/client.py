@@ -63,6 +63,12 @@ def request(
         ) from None
 
 
+def kernel_name(device: str) -> str:
+    """The kernel's likely name for a path below /dev, if no daemon can be asked."""
+    # As sysfs writes cciss/c0d0.
+    return device[5:].replace("/", "!") if device.startswith("/dev/") else device
+
+
 def status_of(runtime_dir: Path, timeout_s: float = 1.0) -> Optional[Dict[str, Any]]:
     """The answer to `status`; None if no daemon gives one."""
     try:

@@ -7,12 +7,12 @@ import argparse
 import contextlib
 import importlib
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from writebackd import __version__
-from writebackd.cli.arguments import number, positive, span
 from writebackd.cli.examples import EXAMPLES, examples
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
@@ -27,6 +27,38 @@ _EXIT_CODES = """\
 exit codes: 0 success; 1 check failed (verify, doctor, drain, restore, trial, replay, recommend,
 calibrate); 2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
+
+
+def number(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid integer: {text!r}") from None
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    value = number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
+    return value
+
+
+def span(text: str) -> float:
+    """A time above 0 in the form used in policies, in seconds; minutes may be `m`."""
+    # Imported here: the start-up time is imports, and few verbs take a span.
+    from writebackd.policy.units import UnitError, parse_time
+
+    minutes = re.fullmatch(r"([\d.]+)m", text)
+    try:
+        value = parse_time(f"{minutes.group(1)}min" if minutes else text)
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
+    return value
+
 
 Option = Tuple[str, Dict[str, Any]]  # names apart by spaces, and arguments of add_argument()
 

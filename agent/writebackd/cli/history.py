@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd import __version__, formats
-from writebackd.cli.arguments import kernel_name
-from writebackd.cli.client import request, status_of
+from writebackd.cli.client import kernel_name, request, status_of
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
 from writebackd.cli.output import (
     Answer,

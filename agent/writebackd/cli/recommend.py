@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.actuate.first_found import first_found
 from writebackd.actuate.ledger import LedgerError, load
-from writebackd.cli.arguments import kernel_name
+from writebackd.cli.client import kernel_name
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import Paint, clean, labelled, wants_colour, width, wrapped, write_page

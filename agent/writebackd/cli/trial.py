@@ -24,8 +24,14 @@ from writebackd.report.codec import Interned, unpack
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
-from writebackd.trial.summary import TrialSummary, remarks, verdict
-from writebackd.trial.trial_page import block_line, render, text_plot
+from writebackd.trial.trial_page import (
+    TrialSummary,
+    block_line,
+    remarks,
+    render,
+    text_plot,
+    verdict,
+)
 from writebackd.trial.trial_run import End, TrialTick
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from writebackd.report.snapshot import Draining, Pinned, Snapshot
-from writebackd.report.totals import Totals
+from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
 from writebackd.types.decision import Mode
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState

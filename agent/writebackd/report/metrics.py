@@ -16,8 +16,14 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.device_answers import time_to_clean
-from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.report.totals import COMMIT_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
+from writebackd.report.snapshot import (
+    COMMIT_BOUNDS_S,
+    LIMITS,
+    TICK_BOUNDS_S,
+    DeviceTotals,
+    Snapshot,
+    original_bytes,
+)
 from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind

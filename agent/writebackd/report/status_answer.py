@@ -28,8 +28,7 @@ from writebackd.report.device_answers import (
     time_to_clean,
     write_cache,
 )
-from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.report.totals import DeviceTotals
+from writebackd.report.snapshot import DeviceTotals, Snapshot, original_bytes
 from writebackd.report.verdict import verdict_json
 from writebackd.types.decision import DeviceDecision, Mode
 from writebackd.types.device_memory import DeviceMemory
