@@ -48,7 +48,7 @@ class Surroundings:
     tuned_base: Sequence[str] = ()  # profiles that one of ours is on top of
     inherited: Sequence[TunedLine] = ()  # that they have
     left_out: Mapping[str, str] = field(default_factory=dict)  # devices of the history, and why
-    # By device, as flood_culprits has them.
+    # By device, as blamed() has them.
     blamed: Mapping[str, Sequence[Tuple[str, int]]] = field(default_factory=dict)
 
 
