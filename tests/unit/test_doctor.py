@@ -178,7 +178,7 @@ def test_hooks_are_those_of_a_daemon_that_answers(
     assert ("note", "refused by this kernel: x (no)") in tried
 
     status = status_json(replace(samples.guard(), probe=forced))
-    monkeypatch.setattr(doctor_checks, "request", lambda *_, **__: status)
+    monkeypatch.setattr("writebackd.cli.client.request", lambda *_, **__: status)
     told = list(doctor_checks.probe(tmp_path))
     assert ("good", "fsync: kprobe: ext4_sync_file; fentry not available for xfs") in told
     assert "fentry:" not in str(told)
