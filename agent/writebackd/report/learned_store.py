@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import statistics
 import threading
 import zlib
 from collections import deque
@@ -268,6 +267,8 @@ VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s"
 
 def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
     """The median of each value over the runs that know it; None without runs."""
+    import statistics  # 1 MB, which the daemon does without
+
     if not runs:
         return None
     known = {name: [v for v in (getattr(run, name) for run in runs) if v] for name in VALUES}
