@@ -311,12 +311,12 @@ MUTANTS: Dict[str, List[Mutant]] = {
         Mutant(READERS, "max(0, head[at] - last[at])", "head[at] - last[at]"),
     ],
     "test_a_history_cut_short_at_every_byte_is_read_or_refused": [
-        Mutant("report/history_query.py",
+        Mutant("report/history_schema.py",
                "    except (sqlite3.Error, UnicodeDecodeError) as error:",
                "    except UnicodeDecodeError as error:"),
     ],
     "test_a_history_with_flipped_bits_is_read_or_refused": [
-        Mutant("report/history_query.py",
+        Mutant("report/history_schema.py",
                "    except (sqlite3.Error, UnicodeDecodeError) as error:",
                "    except sqlite3.OperationalError as error:"),
     ],

@@ -30,6 +30,7 @@ from writebackd.report.answer_parts import (
     mode_json,
     pin_json,
     reset_stats_json,
+    verify_json,
 )
 from writebackd.report.attribution import for_user
 from writebackd.report.control_server import (
@@ -45,10 +46,7 @@ from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
-from writebackd.report.status_answer import status_json
-from writebackd.report.top_answer import top_json
-from writebackd.report.verify_answer import verify_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.runtime_state import RuntimeState
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode

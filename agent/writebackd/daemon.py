@@ -46,8 +46,7 @@ from writebackd.report.recorder import Recorder
 from writebackd.report.snapshot import Snapshot, in_mode
 from writebackd.runtime_state import OrdersFile
 from writebackd.tick_report import Publisher, TickReport
-from writebackd.trial.controller import TrialController
-from writebackd.trial.trial_run import End
+from writebackd.trial.trial_run import End, TrialController
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device

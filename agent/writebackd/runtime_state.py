@@ -12,8 +12,7 @@ from writebackd.actuate.ledger import boot_id, is_other_boot, load_json, save_js
 from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.snapshot import Draining, Pinned, Snapshot
-from writebackd.report.totals import Totals
+from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
 from writebackd.types.core_memory import Memory, Retry
 from writebackd.types.decision import Mode
 from writebackd.types.levers import Action, Intrusion

@@ -33,8 +33,8 @@ from writebackd.report.device_figures import Collector
 from writebackd.report.history_events import alert_events, events_of
 from writebackd.report.history_store import History
 from writebackd.report.metrics import alerts_of
+from writebackd.report.metrics_server import TextFile
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.textfile import TextFile
 from writebackd.report.verdict import standing
 from writebackd.runtime_state import RuntimeState
 from writebackd.types.decision import Decision

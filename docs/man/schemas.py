@@ -35,11 +35,10 @@ sys.path[:0] = [str(ROOT / "agent")]
 from writebackd.cli import client_answers  # noqa: E402
 from writebackd.notify import alert_answer  # noqa: E402
 from writebackd.report import answers  # noqa: E402
-from writebackd.trial import trial_answer  # noqa: E402
 from writebackd.types.quantities import Range  # noqa: E402
 
 PLACE = ROOT / "docs" / "schema"
-MODULES = (alert_answer, answers, trial_answer, client_answers)
+MODULES = (alert_answer, answers, client_answers)
 Json = Dict[str, Any]
 _PLAIN = {
     int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"

@@ -27,7 +27,7 @@ from writebackd.estimate.cache_size import SEEN_S
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.trial.calibration import TICK_S, Calibration
-from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
+from writebackd.trial.ladder import Budget, Order, Own, Phase, Result
 from writebackd.types.samples import DeviceSample, SyncSample
 from writebackd.types.storage import ArrayWork, Backing, Protection
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Iterable, List, Optional, Union
 
 from writebackd.report.device_figures import Figures
-from writebackd.report.history_query import HistoryError, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, HistoryError, read_history
 from writebackd.report.history_store import MAX_BYTES, MAX_ROWS, History
 
 TIMEOUT_S = 10.0

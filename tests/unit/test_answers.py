@@ -12,7 +12,7 @@ import pytest
 import samples
 import schema
 from writebackd.alerts.foreign import foreign_alerts
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.lever_writers import writer_of
@@ -20,8 +20,7 @@ from writebackd.report.control_server import RequestError
 from writebackd.report.device_answers import devices_json
 from writebackd.report.history_events import events_of
 from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.report.status_answer import status_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.status_answer import status_json, why_json
 from writebackd.types.decision import Mode
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.levers import ForeignWrite, Intrusion, VmLimits

@@ -25,10 +25,9 @@ from test_cli import FakeDaemon
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.cli import bundle as bundle_module
 from writebackd.cli import ctl, doctor_checks
-from writebackd.cli.bundle import bundle
+from writebackd.cli.bundle import PrivateData, bundle
 from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.private_data import PrivateData
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID
 from writebackd.report.history_schema import Event

@@ -20,27 +20,26 @@ import schema
 from figure_cases import row
 from writebackd.cli import calibrate as verb
 from writebackd.cli import calibration_host, ctl
-from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
-from writebackd.cli.calibration_loads import Loads
+from writebackd.cli.calibration_host import CalibrationHost, Loads, Refused, check_room, device_of
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.kernel.files import KernelFiles
 from writebackd.policy import load_policy
-from writebackd.report.calibration_store import (
+from writebackd.report.history_schema import Event
+from writebackd.report.learned_store import (
     MOST_RUNS,
     Calibrated,
     add,
+    decode,
+    encode,
     load,
     median,
     seed,
-    unexpired,
+    unexpired_runs,
 )
-from writebackd.report.history_schema import Event
-from writebackd.report.learned_store import decode, encode
 from writebackd.report.recommendation import Basis, Host, price, reason, recommend
 from writebackd.report.recommendation_files import Surroundings, as_json
 from writebackd.trial.calibration import Calibration
-from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
-from writebackd.trial.ladder import Rung, next_limit, score
+from writebackd.trial.ladder import Budget, Order, Own, Phase, Result, Rung, next_limit, score
 from writebackd.tuning import KEEP_S
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.histogram import Histogram
@@ -129,7 +128,7 @@ def test_old_runs_go(tmp_path: Path) -> None:
     assert [each.drain_rate for each in kept] == [4.0, 5.0, 6.0, 7.0, 8.0]
     add(path, "disk B", run_of(1.0, age_s=KEEP_S + 1.0))
     assert [each.drain_rate for each in add(path, "disk B", run_of(2.0))] == [2.0]
-    assert unexpired([run_of(1.0, age_s=KEEP_S + 1.0)], NOW) == ()
+    assert unexpired_runs([run_of(1.0, age_s=KEEP_S + 1.0)], NOW) == ()
 
 
 def test_it_seeds_what_the_daemon_begins_with_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -321,7 +320,7 @@ def test_it_needs_root(
 _LOADED = """
 import sys, time
 from pathlib import Path
-from writebackd.cli.calibration_loads import Loads
+from writebackd.cli.calibration_host import Loads
 loads = Loads(Path(sys.argv[1]), 32 << 20)
 loads.order(True, 0.0, 0)
 while loads.written_bytes < 32 << 20 or not loads.syncs:
@@ -406,7 +405,7 @@ def test_the_loads_rest_when_nobody_orders_any_more(
         until(lambda: loads.ready)
         loads.order(False, 0.0, 0)
         until(lambda: loads.syncs)
-        monkeypatch.setattr("writebackd.cli.calibration_loads.ORDER_S", 0.0)
+        monkeypatch.setattr("writebackd.cli.calibration_host.ORDER_S", 0.0)
         loads.order(True, 0.0, 0)
         until(is_still)
         assert loads.written_bytes < 8 << 20

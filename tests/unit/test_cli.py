@@ -42,6 +42,7 @@ from writebackd.report.answer_parts import (
     mode_json,
     pin_json,
     reset_stats_json,
+    verify_json,
 )
 from writebackd.report.control_server import (
     RequestError,
@@ -53,12 +54,9 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.metrics import metrics_json
-from writebackd.report.status_answer import status_json
-from writebackd.report.top_answer import top_json
-from writebackd.report.totals import Totals
-from writebackd.report.verify_answer import verify_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.metrics_server import metrics_json
+from writebackd.report.snapshot import Totals
+from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import VmState
@@ -536,19 +534,17 @@ def test_history_finds_the_daemons_file(
     history.record(Event(now - 60, "decision", "sda", "sda-2", "squeeze", text="just now"))
     history.record(Event(now - 30, "mode", text="observe"))
     assert history.close(10)
-    monkeypatch.setattr(
-        "writebackd.cli.history.request", lambda *args, **more: {
-            "state_dir": str(state_dir), "devices": [{"name": "sdb"}]
-        },
-    )
+    answer = {"state_dir": str(state_dir), "devices": [{"name": "sdb"}]}
+    for module in ("history", "client"):  # the latter asks for the status
+        monkeypatch.setattr(f"writebackd.cli.{module}.request", lambda *_, **more: answer)
     code, out, err = run("history")
     assert (code, err) == (GOOD, "")
     assert "sda-1" in out
     assert "sda-2" in out
     code, out, _ = run("history", "--since", "1h", "--json")
-    answer = json.loads(out)
-    assert [event["text"] for event in answer["events"]] == ["just now", "observe"]
-    assert list(schema.problems(answer, schema.load("history"))) == []
+    shown = json.loads(out)
+    assert [event["text"] for event in shown["events"]] == ["just now", "observe"]
+    assert list(schema.problems(shown, schema.load("history"))) == []
     out = run("--json", "history", "--limit", "1", "--device", "sdb")[1]
     assert [event["kind"] for event in json.loads(out)["events"]] == ["mode"]
 

@@ -23,8 +23,7 @@ from writebackd.notify import RouteState
 from writebackd.notify.alert_events import Tracker
 from writebackd.report.alert_answers import alert_answer, past_json
 from writebackd.report.history_events import RESOLVED, alert_events
-from writebackd.report.history_query import read_alerts, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_alerts, read_history
 from writebackd.report.history_store import MAX_ALERTS, History
 from writebackd.report.status_answer import status_json
 
@@ -320,7 +319,7 @@ def test_narrow_and_wide() -> None:
     snapshot = replace(samples.guard(), alerts=(CRITICAL,))
     active = alert_answer(snapshot)["active"]
     for columns in (60, 120):
-        lines = render(active, [], [], columns).splitlines()
+        lines = render({"active": active, "past": [], "routes": []}, columns).splitlines()
         # An address that is broken up cannot be opened.
         manual = "file:///usr/share/doc/writebackd/docs"
         assert lines.pop() == f"runbook  {manual}/howto/runbook.md#collapse"

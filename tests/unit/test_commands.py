@@ -19,13 +19,13 @@ from fake_host import Rig
 from route_cases import wait_for
 from writebackd import formats
 from writebackd.alerts.detector_memory import DeviceHealth
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.policy.reload import read_timetable
 from writebackd.report.control_server import RequestError
-from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import HistoryError, read_history
 from writebackd.report.learned_store import decode
 from writebackd.report.timeline import pin_spans
 from writebackd.types.core_memory import Memory

@@ -24,7 +24,7 @@ from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.attribution import with_command_lines
 from writebackd.report.control_server import RequestError
-from writebackd.report.history_query import read_alerts
+from writebackd.report.history_schema import read_alerts
 
 DD = ("dd if=/dev/zero", b"dd\0if=/dev/zero\0")
 

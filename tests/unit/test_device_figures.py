@@ -21,8 +21,7 @@ from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
 from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
 from writebackd.report.history_events import events_of
-from writebackd.report.history_query import read_figures
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_figures
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json

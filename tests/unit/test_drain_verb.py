@@ -21,16 +21,15 @@ import samples
 import schema
 from fake_sysfs import RAID, FakeSysfs
 from served import Served
-from writebackd.cli import ctl, drain_caches, drain_children
+from writebackd.cli import ctl, drain_caches
 from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument
 from writebackd.report.device_answers import devices_json, find_devices
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import DeviceTotals, Snapshot, Totals
 from writebackd.report.status_answer import status_json
-from writebackd.report.totals import DeviceTotals, Totals
 from writebackd.types.storage import Backing, CacheMode, Protection
 
 MIB = 1 << 20
@@ -102,7 +101,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("_ASK_S", "_LINE_S"):
         monkeypatch.setattr(drain_module, name, 0.02)
     for name in ("_DEV", "_BLOCK"):  # this host may have an sda
-        monkeypatch.setattr(drain_children, name, tmp_path / name)
+        monkeypatch.setattr(drain_caches, name, tmp_path / name)
     monkeypatch.setattr(drain_caches, "_FILES", KernelFiles(tmp_path))
     # The filesystems of the samples are not those of this host.
     monkeypatch.setattr(drain_module, "is_mounted", lambda mount, devno: mount != "/hidden")
@@ -271,9 +270,9 @@ def test_a_mount_is_known_by_the_filesystem_that_it_leads_to(tmp_path: Path) -> 
         line.split()[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()
         if line.split()[4] == "/proc"
     }  # fmt: skip
-    assert [drain_children.is_mounted("/proc", each) for each in devnos].count(True) == 1
-    assert not drain_children.is_mounted("/proc", "8:1")
-    assert not drain_children.is_mounted(str(tmp_path / "none"), "8:1")
+    assert [drain_caches.is_mounted("/proc", each) for each in devnos].count(True) == 1
+    assert not drain_caches.is_mounted("/proc", "8:1")
+    assert not drain_caches.is_mounted(str(tmp_path / "none"), "8:1")
 
 
 # / was mounted last, and the others moved below it. A later /srv hides /srv/old, which hangs;
@@ -299,8 +298,8 @@ def test_no_path_is_opened_to_see_what_is_mounted_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, devno: str, mounted: bool
 ) -> None:
     FakeSysfs(tmp_path).text("/proc/self/mountinfo", MOUNTED.strip())
-    monkeypatch.setattr(drain_children, "_FILES", KernelFiles(tmp_path))
-    assert drain_children.is_mounted(mount, devno) is mounted
+    monkeypatch.setattr(drain_caches, "_FILES", KernelFiles(tmp_path))
+    assert drain_caches.is_mounted(mount, devno) is mounted
 
 
 def test_a_device_that_vanishes_is_not_clean(daemon: Daemon, run: Run, here: Path) -> None:
@@ -479,10 +478,10 @@ def test_what_was_read_before_a_flush_ended_does_not_count(
 ) -> None:
     """It ends between two looks, and the cache was read shortly before."""
     with_writecache(daemon, here, 100 * MIB)
-    (said, _), status, child = daemon.said, daemon._status, drain_children.Child("dm-3", "true")
+    (said, _), status, child = daemon.said, daemon._status, drain_caches.Child("dm-3", "true")
     begun, looks = False, 0
 
-    def flush(_rows: object, known: "Dict[str, drain_children.Child]") -> Dict[str, Any]:
+    def flush(_rows: object, known: "Dict[str, drain_caches.Child]") -> Dict[str, Any]:
         nonlocal begun
         begun = True
         return {} if known else {"dm-3": child}
@@ -582,7 +581,7 @@ def test_a_cache_that_cannot_be_flushed_is_not_waited_for(
 
 
 def test_a_program_that_is_not_there_is_a_problem() -> None:
-    child = drain_children.Child("dm-3", "no-such-program-at-all")
+    child = drain_caches.Child("dm-3", "no-such-program-at-all")
     assert not child.runs()
     assert child.problem() == "dm-3: no-such-program-at-all: No such file or directory"
     child.leave()
@@ -664,7 +663,7 @@ def test_ctrl_c_while_children_are_started_leaves_none(
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with drain_children.interrupted_later():
+        with drain_caches.interrupted_later():
             os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         pytest.fail("it was interrupted")

@@ -28,7 +28,7 @@ from writebackd.cli.daemon_main import _DroppingHandler
 from writebackd.event_loop import EventLoop, Signals
 from writebackd.paths import HISTORY, LEASE, WATCH
 from writebackd.report.control_server import MAX_CLIENTS, ControlServer
-from writebackd.report.history_query import read_history
+from writebackd.report.history_schema import read_history
 from writebackd.report.snapshot import Snapshot
 
 INTERVAL_S = 0.05

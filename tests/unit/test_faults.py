@@ -24,7 +24,7 @@ from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.cli.history import folded, render_history
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.vm import LEVERS
-from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import HistoryError, read_history
 from writebackd.report.history_store import History
 from writebackd.types.levers import VmLimits
 

@@ -111,7 +111,7 @@ def test_doctor_says_what_the_daemon_does_not_see(
             raise NoDaemon("none", BAD_NEWS)
         return {"processes_unseen": said}
 
-    monkeypatch.setattr(doctor_checks, "request", request)
+    monkeypatch.setattr("writebackd.cli.client.request", request)
     files = host(tmp_path, "rw,hidepid=ptraceable", powers=(1 << 40) - 1)
     ((level, text),) = doctor_checks.processes(files, tmp_path)
     assert HIDDEN is not None

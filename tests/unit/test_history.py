@@ -19,8 +19,13 @@ from route_cases import wait_for
 from writebackd.report import history_store as history_module
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_events import events_of
-from writebackd.report.history_query import HistoryError, count_events, read_alerts, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import (
+    Event,
+    HistoryError,
+    count_events,
+    read_alerts,
+    read_history,
+)
 from writebackd.report.history_store import ALERTS_KEPT_S, KEPT_S, MAX_WAITING, History
 from writebackd.types.decision import Mode
 from writebackd.types.levers import Action

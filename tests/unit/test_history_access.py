@@ -20,7 +20,7 @@ import pytest
 from history_cases import TIMEOUT_S, event, readable, written
 from route_cases import wait_for
 from writebackd.report import history_store as history_module
-from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import HistoryError, read_history
 from writebackd.report.history_store import History
 
 ADM = next((group.gr_gid for group in grp.getgrall() if group.gr_name == "adm"), None)
@@ -39,7 +39,7 @@ def test_the_group_adm_can_read_while_it_is_written() -> None:
     source = Path(history_module.__file__).resolve().parents[2]
     script = (
         "import os, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
-        "from writebackd.report.history_query import read_history;"
+        "from writebackd.report.history_schema import read_history;"
         # In the script, not by Popen: other users may not be able to run this interpreter.
         "os.setgroups([int(sys.argv[3])]); os.setgid(65534); os.setuid(65534);"
         "print(len(read_history(Path(sys.argv[2]))))"

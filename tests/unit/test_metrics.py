@@ -24,9 +24,9 @@ from writebackd.commands import set_mode
 from writebackd.kernel.map_readers import Reading
 from writebackd.policy.reload import Open
 from writebackd.report.control_server import Shared
-from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, metrics_json, render
-from writebackd.report.snapshot import Snapshot
-from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
+from writebackd.report.metrics import CONTENT_TYPES, PROMETHEUS, render
+from writebackd.report.metrics_server import metrics_json
+from writebackd.report.snapshot import COMMIT_BOUNDS_S, Snapshot, Totals
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS, Histogram
 from writebackd.types.levers import Action

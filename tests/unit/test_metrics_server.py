@@ -36,9 +36,14 @@ from writebackd.report.control_server import (
     MAX_REQUEST,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
-from writebackd.report.metrics_server import Exposition, MetricsServer, open_tcp, open_unix
+from writebackd.report.metrics_server import (
+    Exposition,
+    MetricsServer,
+    TextFile,
+    open_tcp,
+    open_unix,
+)
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.textfile import TextFile
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 # As Prometheus 2.42 sends it.

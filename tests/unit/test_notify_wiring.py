@@ -17,8 +17,7 @@ from route_cases import FLOOD, open_directory, wait_for
 from writebackd.alerts.alert_types import Alert
 from writebackd.notify.journal_route import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.policy import Policy, load_policy
-from writebackd.report.history_query import read_alerts, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_alerts, read_history
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from writebackd import formats
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.alerts.lifecycle import CAUSE_HOLDS_S
 from writebackd.cli.alerts import render as render_alerts
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.history import figures_json, render_figures
 from writebackd.cli.status_screen import render_status
-from writebackd.cli.top_state import Top
+from writebackd.cli.top import Top
 from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
 from writebackd.estimate.estimator import estimate
@@ -37,12 +37,9 @@ from writebackd.policy import load_policy
 from writebackd.report.alert_answers import alerts_json
 from writebackd.report.device_figures import Collector, Figures, fold
 from writebackd.report.report_page import render
-from writebackd.report.snapshot import Snapshot
-from writebackd.report.status_answer import status_json
+from writebackd.report.snapshot import COMMIT_BOUNDS_S, Snapshot, Totals
+from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.report.timeline import Span
-from writebackd.report.top_answer import top_json
-from writebackd.report.totals import COMMIT_BOUNDS_S, Totals
-from writebackd.report.why_answer import why_json
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
 from writebackd.types.core_memory import Memory
@@ -504,7 +501,7 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
     assert alert.evidence is not None
     lasted_s = alert.evidence.end_s - alert.evidence.begin_s
     assert f"(over {formats.duration(lasted_s)}: sync_rate " in " ".join(
-        render_alerts(row, [], []).split()
+        render_alerts({"active": row, "past": [], "routes": []}).split()
     )
 
 

@@ -21,7 +21,7 @@ from raid_host import BOOT, EXAMPLE, ME, answering, bin_dir, program, soon, told
 from test_answers import assert_valid
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.alerts.tool_word import MISMATCH_S, NOTICE_S
-from writebackd.cli.answer_screens import render_devices
+from writebackd.cli.daemon_verbs import render_devices
 from writebackd.cli.doctor_checks import raid
 from writebackd.cli.status_screen import render_status
 from writebackd.kernel.topology import scan

@@ -25,8 +25,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import TunedLine
 from writebackd.paths import FIRST
 from writebackd.policy import check, load_policy
+from writebackd.report.alert_answers import blamed, sentence
 from writebackd.report.device_figures import Figures
-from writebackd.report.flood_culprits import blamed, sentence
 from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import encode
 from writebackd.report.recommendation import (

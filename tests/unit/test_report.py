@@ -22,8 +22,7 @@ from html_tree import Tree
 from writebackd.cli import ctl
 from writebackd.report.device_figures import Figures
 from writebackd.report.device_plot import BINS, bins, device_plot
-from writebackd.report.history_query import read_figures, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_figures, read_history
 from writebackd.report.plot import THIN, escape
 from writebackd.report.report_page import MAX_EVENTS, render
 from writebackd.report.safe_files import write_atomically

@@ -13,13 +13,13 @@ import pytest
 
 import samples
 from writebackd import formats
-from writebackd.cli.answer_screens import render_devices, render_findings, render_verify, render_why
-from writebackd.cli.status_screen import clean, render_status, wants_colour
+from writebackd.cli.daemon_verbs import render_devices, render_findings, render_verify, render_why
+from writebackd.cli.output import clean, wants_colour
+from writebackd.cli.status_screen import render_status
+from writebackd.report.answer_parts import verify_json
 from writebackd.report.device_answers import devices_json
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status_answer import status_json
-from writebackd.report.verify_answer import verify_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.status_answer import status_json, why_json
 
 every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -348,10 +348,10 @@ def test_many_levers_leave_the_screen_to_the_devices() -> None:
 
 
 def test_findings_put_the_worst_last() -> None:
-    text = render_findings([
+    text = render_findings({"findings": [
         {"level": "blocker", "text": "no"}, {"level": "good", "text": "yes"},
         {"level": "warning", "text": "hm"},
-    ])  # fmt: skip
+    ]})  # fmt: skip
     assert text.splitlines() == [
         "good     yes", "warning  hm", "blocker  no", "",
         "writebackd cannot run here: 1 blocker",

@@ -16,7 +16,7 @@ import pytest
 
 from checkout import ROOT, run
 from writebackd.actuate import ledger_restore, watcher
-from writebackd.cli.arguments import span
+from writebackd.cli.ctl import span
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE
 from writebackd.commands import DRAIN_LEASE_S
 from writebackd.kernel import bcc_programs

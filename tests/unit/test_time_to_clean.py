@@ -10,9 +10,9 @@ import pytest
 
 import samples
 from writebackd.cli.status_screen import render_status
+from writebackd.report.device_answers import TimeToClean, time_to_clean
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.status_answer import status_json
-from writebackd.report.time_to_clean import TimeToClean, time_to_clean
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState
 from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import Backing

@@ -18,7 +18,7 @@ from fake_vm import DEFAULT
 from tests.sim.plant import Disk, Flood, Plant, SyncLoad
 from trial_case import Run, plan, plant, report
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.control.decide import decide, released
 from writebackd.estimate.estimator import estimate
@@ -29,8 +29,8 @@ from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_figures import Collector
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
-from writebackd.trial.preconditions import bound
-from writebackd.trial.summary import remarks
+from writebackd.trial.plan import bound
+from writebackd.trial.trial_page import remarks
 from writebackd.trial.trial_run import End, TrialRun, TrialTick
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode

@@ -10,8 +10,8 @@ import pytest
 
 import samples
 from test_answers import assert_valid
-from writebackd.cli.answer_screens import render_verify
-from writebackd.report.verify_answer import verify_json
+from writebackd.cli.daemon_verbs import render_verify
+from writebackd.report.answer_parts import verify_json
 from writebackd.types.levers import ForeignWrite, VmLimits
 from writebackd.types.samples import VmState
 

@@ -25,7 +25,7 @@ from tests.sim.scenarios import BY_NAME
 from writebackd import daemon as daemon_module
 from writebackd import tick_report
 from writebackd.cli import ctl
-from writebackd.cli.answer_screens import render_why
+from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.replay import policy_of
 from writebackd.cli.status_screen import render_status
 from writebackd.policy import Policy, PolicyError, check, load_policy, render
@@ -35,8 +35,7 @@ from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when
 from writebackd.report.recorder import Recorder, read_recording
 from writebackd.report.replayer import Tally, replay
-from writebackd.report.status_answer import status_json
-from writebackd.report.why_answer import why_json
+from writebackd.report.status_answer import status_json, why_json
 
 UTC = timezone.utc
 # How long an example takes says more of the machine, which may be shared, than of the code.

@@ -25,10 +25,8 @@ from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import analyse
-from writebackd.trial.plan import ORIGINAL, Plan, order, settle_s
-from writebackd.trial.preconditions import Bound
-from writebackd.trial.summary import TrialSummary
-from writebackd.trial.trial_page import render
+from writebackd.trial.plan import ORIGINAL, Bound, Plan, order, settle_s
+from writebackd.trial.trial_page import TrialSummary, render
 from writebackd.trial.trial_run import TrialRun, TrialTick, stop_s
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode

@@ -4,32 +4,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Culprit
-from writebackd.cli.arguments import kernel_name
-from writebackd.cli.client import request
+from writebackd.cli.client import kernel_name, request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
-from writebackd.cli.output import show, show_answer, width
-from writebackd.cli.status_screen import (
-    Paint,
-    alert_line,
-    clean,
-    labelled,
-    moment,
-    wants_colour,
-    wrapped,
-)
+from writebackd.cli.output import Paint, clean, labelled, moment, show, show_screen, wrapped
+from writebackd.cli.status_screen import alert_line
 from writebackd.command_line import complain
 from writebackd.notify.alert_events import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
-from writebackd.report.history_query import HistoryError, read_alerts
+from writebackd.report.history_schema import HistoryError, read_alerts
 from writebackd.report.history_store import MAX_ALERTS
+
+if TYPE_CHECKING:
+    from writebackd.report.answers import AlertsAnswer
 
 Json = Mapping[str, Any]
 
@@ -56,7 +49,7 @@ def alerts(options: argparse.Namespace) -> int:
         if options.check:
             return unknown(strange)
     devices = _meant(options.device, response)
-    active = sorted(
+    active: List[Any] = sorted(
         _of(response["active"] if response else [], devices),
         key=lambda each: (each["severity"] != "critical", each["since"]),
     )
@@ -65,13 +58,11 @@ def alerts(options: argparse.Namespace) -> int:
         show(text)
         return code
     past = _past(options, response, active, devices)
-    answer: Dict[str, Any] = {"time_s": None, "active": None, "past": past, "routes": None}
+    answer: AlertsAnswer = {"time_s": None, "active": None, "past": past, "routes": None}
     if response is not None:
-        answer.update(time_s=response["time_s"], active=active, routes=response["routes"])
-    show_answer(options, answer, lambda: render(
-        answer["active"], past, answer["routes"] or [], width(),
-        wants_colour(sys.stdout, options.color),
-    ))  # fmt: skip
+        answer = {**answer, "time_s": response["time_s"], "routes": response["routes"]}
+        answer["active"] = active
+    show_screen(options, answer, render)
     if response is None:
         raise CommandError(problem, NO_DAEMON)
     if strange and not any(each["device"] for each in past):
@@ -135,15 +126,9 @@ def _line(text: str) -> str:
     return clean(text).replace("|", "/")  # a bar would begin the figures
 
 
-def render(
-    active: Optional[List[Dict[str, Any]]],
-    past: List[Dict[str, Any]],
-    routes: List[Dict[str, Any]],
-    columns: int = 80,
-    colour: bool = False,
-) -> str:
+def render(answer: Json, columns: int = 80, colour: bool = False) -> str:
     """A paragraph for each active alert, a line for each past one; None: no daemon."""
-    paint = Paint(colour)
+    paint, active, past = Paint(colour), answer["active"], answer["past"]
     lines: List[str] = []
     if active is None:
         lines.append("current alerts unknown: no daemon")
@@ -153,7 +138,7 @@ def render(
         lines += [*_paragraph(each, columns, paint), ""]
     if past:
         lines += [*([""] if lines[-1] else []), *_table(past, columns, paint)]
-    broken = [each for each in routes if each["error"] or each["lost"]]
+    broken = [each for each in answer["routes"] or () if each["error"] or each["lost"]]
     if broken and lines[-1]:
         lines.append("")
     for each in broken:

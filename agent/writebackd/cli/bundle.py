@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""doctor --bundle: an archive for a bug report, without private data.
+"""The verb doctor: findings about this host, or an archive for a bug report.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
-report is about, or fails, only loses its own part. Private data is removed from the parts
-(private_data.py).
+report is about, or fails, only loses its own part. Secrets, addresses, names of hosts and people
+are replaced by ``***``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,93 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
+import re
 import select
 import signal
 import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from writebackd import __version__, formats
 from writebackd.cli.bundle_parts import COLLECTORS, Host
+from writebackd.cli.daemon_verbs import render_findings
+from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json
-from writebackd.cli.private_data import PrivateData
+from writebackd.cli.output import show, show_json, show_screen
+from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import DoctorAnswer, DoctorBundleAnswer
+
+# Group 1 stays.  Of a unit name@instance.service and of file:// nothing is left out.
+_PATTERNS = tuple(re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern in (
+    r"^(\s*(?:[#;][ \t]*)?(?:Environment|PassEnvironment|UnsetEnvironment"
+    r"|(?:Set|Load)Credential(?:Encrypted)?)\s*=)(?=.).*$",
+    r"""\b((?!file:)[a-z][a-z0-9+.-]{1,20}://)(?!/)[^\s"'<>\\]+""",
+    r"()[\w.%+-]+@[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?!service|scope|slice|socket|mount|timer)[a-z]{2,}",
+    r"\b()[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b",
+    r"\b()(?:naa\.|eui\.|nvme\.|wwn-0x|0x)[0-9a-f]{16,64}\b",
+    r"(?<![\w.-])()\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d)",
+    # IPv6 and MAC: a time of day has two colons.
+    r"(?<![\w:.])()(?:[0-9a-f]{0,4}:){3,7}[0-9a-f]{0,4}(?![\w:])",
+    r"(/by-(?:id|uuid|label)/)[^\s,\"']+",
+    # Wherever home directories are: /var/home, /export/home, a subvolume.
+    r"((?:/@?home|(?<![\w/])(?:/run)?/media)/)[^/\s:,\"']+",
+))  # fmt: skip
+_SHORTEST_NAME = 3
+
+
+class PrivateData:
+    """The private data of one host, and how often they were removed."""
+
+    def __init__(self, files: KernelFiles) -> None:
+        self.count = 0
+        names = {os.uname().nodename, files.try_read("/etc/hostname") or ""}
+        names |= {name.split(".")[0] for name in names}
+        # Installers name volume groups after the host; device-mapper doubles each '-' of it.
+        known = "|".join(
+            "-+".join(map(re.escape, name.split("-")))
+            for name in sorted(names, key=len, reverse=True)
+            if len(name) >= _SHORTEST_NAME and name != "localhost"
+        )
+        host = re.compile(rf"(?<![^\W_])()(?:{known or '(?!)'})(?![^\W_])", re.IGNORECASE)
+        self._patterns = (*_PATTERNS, host)
+
+    def without(self, text: str) -> str:
+        """The text without private data."""
+        rest = redacted_text(text)
+        for pattern in self._patterns:
+            rest = pattern.sub(rf"\g<1>{MASK}", rest)
+        self.count += max(0, rest.count(MASK) - text.count(MASK))
+        return rest
+
+    def document(self, text: str, indent: Optional[int] = None) -> str:
+        """JSON without private data in its strings, still JSON; other text as `without`."""
+        try:
+            return json.dumps(self._value(json.loads(text)), indent=indent)
+        except (ValueError, RecursionError):
+            return self.without(text)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return dict(map(self._item, value.items()))
+        if isinstance(value, list):
+            return [self._value(each) for each in value]
+        return self.without(value) if isinstance(value, str) else value
+
+    def _item(self, item: Tuple[str, Any]) -> Tuple[str, Any]:
+        name, value = item
+        if (SECRET.search(name) or name == "wwn") and value not in (None, ""):
+            self.count += 1
+            return name, MASK
+        # Names of fields stay whatever the host is called.
+        return name, self._value(value)
+
 
 # Trying the BPF probe takes 1 to 3 s, journalctl over slow disks more.
 LIMIT_S = 20.0
@@ -55,6 +127,18 @@ class Part:
     missing: Optional[str] = None
 
 
+def doctor(options: argparse.Namespace) -> int:
+    if options.bundle is not None:
+        return bundle(options)
+    found = findings(options.runtime_dir)
+    answer: DoctorAnswer = {
+        "good": all(level != "blocker" for level, _ in found),
+        "findings": [{"level": level, "text": text} for level, text in found],
+    }
+    show_screen(options, answer, render_findings)
+    return GOOD if answer["good"] else BAD_NEWS
+
+
 def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> int:
     """Write the archive and list its contents. Raises CommandError."""
     made_s = time.time()
@@ -72,16 +156,17 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
     there = [each for each in parts if each.missing is None]
     missing = [each for each in parts if each.missing is not None]
     if options.json:
-        show_json({
+        answer: DoctorBundleAnswer = {
             "file": str(path),
             "bytes": len(data),
             "members": [
                 {"name": each.name, "bytes": len(each.text.encode()), "cut": each.cut}
                 for each in (Part("MANIFEST", manifest), *there)
             ],
-            "missing": [{"name": each.name, "why": each.missing} for each in missing],
+            "missing": [{"name": each.name, "why": each.missing or ""} for each in missing],
             "left_out": private.count,
-        })  # fmt: skip
+        }
+        show_json(answer)
     else:
         lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
         show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")

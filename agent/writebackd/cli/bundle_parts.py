@@ -29,7 +29,7 @@ from writebackd.cli.policy import effective
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.load import search_dirs
-from writebackd.report.history_query import read_figures, read_history
+from writebackd.report.history_schema import read_figures, read_history
 from writebackd.report.learned_store import MAX_BYTES, decode
 from writebackd.storage.report_file import MOST_FILE
 

@@ -12,27 +12,30 @@ from typing import TYPE_CHECKING, List, Optional, Sequence
 
 from writebackd import formats
 from writebackd.alerts.alert_types import Cause
-from writebackd.cli.calibration_host import CalibrationHost, Refused, check_room, device_of
-from writebackd.cli.calibration_loads import BLOCK_BYTES, DATABASE_BYTES
+from writebackd.cli.calibration_host import (
+    BLOCK_BYTES,
+    DATABASE_BYTES,
+    CalibrationHost,
+    Refused,
+    check_room,
+    device_of,
+)
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import state_dir
-from writebackd.cli.output import show, show_json, width
+from writebackd.cli.output import clean, show, show_json, width, wrapped
 from writebackd.cli.policy import in_force
-from writebackd.cli.status_screen import clean, wrapped
 from writebackd.cli.trial import ended_by_signals
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED
-from writebackd.policy import PolicyError
 from writebackd.policy.schema import Policy
 from writebackd.policy.units import UnitError, parse_size
 from writebackd.report.alert_answers import past_json
-from writebackd.report.calibration_store import Calibrated, add, median, seed
-from writebackd.report.history_query import HistoryError, read_alerts, read_history
+from writebackd.report.history_schema import HistoryError, read_alerts, read_history
 from writebackd.report.history_store import MAX_ALERTS
+from writebackd.report.learned_store import Calibrated, add, median, seed
 from writebackd.trial.calibration import Calibration
-from writebackd.trial.calibration_values import Budget, Order, Phase, Result
-from writebackd.trial.ladder import Rung
+from writebackd.trial.ladder import Budget, Order, Phase, Result, Rung
 from writebackd.types.storage import Device
 
 if TYPE_CHECKING:
@@ -57,10 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if budget.write_bytes < _LEAST_BYTES or budget.time_s < _LEAST_S:
         least = f"--budget {formats.size(_LEAST_BYTES)} and --time {_LEAST_S:g}s"
         raise CommandError(f"calibrate: at least {least}", USAGE)
-    try:
-        policy = in_force(options.runtime_dir, options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    policy = in_force(options.runtime_dir, options.config_dir)
     try:
         device = device_of(directory, scan(KernelFiles()))
         check_room(directory, budget.write_bytes)

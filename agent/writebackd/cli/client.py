@@ -63,6 +63,20 @@ def request(
         ) from None
 
 
+def kernel_name(device: str) -> str:
+    """The kernel's likely name for a path below /dev, if no daemon can be asked."""
+    # As sysfs writes cciss/c0d0.
+    return device[5:].replace("/", "!") if device.startswith("/dev/") else device
+
+
+def status_of(runtime_dir: Path, timeout_s: float = 1.0) -> Optional[Dict[str, Any]]:
+    """The answer to `status`; None if no daemon gives one."""
+    try:
+        return request(runtime_dir, "status", timeout_s=timeout_s)
+    except CommandError:
+        return None
+
+
 def _left_by_it(runtime_dir: Path) -> str:
     """What to do; more if the daemon is gone and its limits are still set."""
     # Imported here: the start-up time is imports, and mostly there is a daemon.

@@ -353,8 +353,8 @@ class _Screen:
             self._next.put_nowait(snapshot)
 
     def _run(self) -> None:
-        from writebackd.cli.output import frame
-        from writebackd.cli.status_screen import render_status, wants_colour
+        from writebackd.cli.output import frame, wants_colour
+        from writebackd.cli.status_screen import render_status
         from writebackd.report.status_answer import status_json
 
         colour = wants_colour(sys.stdout)

@@ -18,7 +18,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, T
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
-from writebackd.cli.client import NoDaemon, request
+from writebackd.cli.client import NoDaemon, request, status_of
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.restore import is_watched
 from writebackd.cli.status_screen import lever_lines
@@ -52,7 +52,6 @@ _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
-    ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 
 
@@ -154,7 +153,7 @@ def libraries() -> Iterator[Finding]:
 
 def probe(runtime_dir: Path) -> Iterator[Finding]:
     """The hooks of the running daemon, or those that a daemon would get, found by trying."""
-    status = _answer(runtime_dir)
+    status = status_of(runtime_dir, 2.0)
     if status is not None:
         yield from _hooks(status["probe"])
         return
@@ -171,14 +170,6 @@ def probe(runtime_dir: Path) -> Iterator[Finding]:
         return
     yield from _hooks(asdict(info))
     yield "good", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"
-
-
-def _answer(runtime_dir: Path) -> Optional[Mapping[str, Any]]:
-    """The daemon's answer, if one runs."""
-    try:
-        return request(runtime_dir, "status", timeout_s=2.0)
-    except CommandError:
-        return None
 
 
 def rivals(files: KernelFiles) -> Iterator[Finding]:
@@ -292,7 +283,7 @@ def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     """Processes that the daemon does not see; this command, as root, sees all."""
     level, more = "warning", ""
-    status = _answer(runtime_dir)
+    status = status_of(runtime_dir, 2.0)
     if status is not None:
         hidden = status["processes_unseen"]
     else:

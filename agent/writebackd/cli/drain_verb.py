@@ -2,7 +2,7 @@
 """The verb drain: writes out dirty data, first the page cache, then the write caches below.
 
 The daemon lowers the limits while it is asked to once a second, and makes bcache write out.
-sync(1), blockdev(8) and dmsetup(8) do the rest, see drain_children.py.
+sync(1), blockdev(8) and dmsetup(8) do the rest.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.drain_caches import Cache, are_caches_unread, behind_controllers
-from writebackd.cli.drain_children import (
+from writebackd.cli.drain_caches import (
+    Cache,
     Child,
+    are_caches_unread,
+    behind_controllers,
     flush,
     interrupted_later,
     is_mounted,
@@ -26,8 +28,7 @@ from writebackd.cli.drain_children import (
     sync_nodes,
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.status_screen import Answer, clean
+from writebackd.cli.output import Answer, clean, show, show_json, width
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import DrainAnswer

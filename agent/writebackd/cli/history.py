@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb history: events with repetitions folded, and figures; needs no daemon.
+"""The verbs history and report: events with repetitions folded, figures, an HTML page.
 
-It reads the history file itself.
+They read the history file themselves, and need no daemon.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import os
 import re
+import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -17,33 +19,40 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from writebackd import formats
-from writebackd.cli.arguments import kernel_name
-from writebackd.cli.client import request
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.status_screen import (
+from writebackd import __version__, formats
+from writebackd.cli.client import kernel_name, request, status_of
+from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
+from writebackd.cli.output import (
     Answer,
     Paint,
     as_text,
     clean,
     moment,
+    show,
+    show_answer,
+    show_json,
     wants_colour,
+    width,
     wrapped,
+    write_page,
 )
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.device_figures import Figures
-from writebackd.report.history_query import (
-    HistoryError,
+from writebackd.report.alert_answers import past_json
+from writebackd.report.device_figures import STEP_S, Figures
+from writebackd.report.history_schema import (
+    Event,
     count_events,
     known_devices,
+    read_alerts,
     read_figures,
     read_history,
 )
-from writebackd.report.history_schema import Event
+from writebackd.report.history_store import MAX_ALERTS
+from writebackd.report.report_page import render
+from writebackd.report.timeline import Span
 
 if TYPE_CHECKING:
-    from writebackd.cli.client_answers import FigureRow
+    from writebackd.cli.client_answers import FigureRow, HistoryAnswer, ReportAnswer
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -63,20 +72,17 @@ def history(options: argparse.Namespace) -> int:
     path = state_dir(options) / HISTORY
     folds = not (options.csv or options.json or options.figures)
     limit = options.limit or (None if options.csv else _READ if folds else _LAST)
-    try:
-        device = device_in(path, options)
-        if options.figures:
-            rows = read_figures(path, since_s, device, until_s)
-            answer: List[Any] = [figures_json(row) for row in rows[-limit if limit else 0 :]]
-            known = len(rows)
-        else:
-            known = count_events(path, since_s, device, until_s)
-            events = read_history(path, since_s, device, limit, until_s)
-            answer = [asdict(event) for event in events]
-            for event in answer:
-                del event["alert"]  # is for the verb alerts
-    except HistoryError as error:
-        raise CommandError(str(error), BAD_NEWS) from None
+    device = device_in(path, options)
+    if options.figures:
+        rows = read_figures(path, since_s, device, until_s)
+        answer: List[Any] = [figures_json(row) for row in rows[-limit if limit else 0 :]]
+        known = len(rows)
+    else:
+        known = count_events(path, since_s, device, until_s)
+        events = read_history(path, since_s, device, limit, until_s)
+        answer = [asdict(event) for event in events]
+        for event in answer:
+            del event["alert"]  # is for the verb alerts
     if options.csv:
         # With a header; what is not known is an empty field, times are seconds since 1970.
         columns = _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS
@@ -84,8 +90,11 @@ def history(options: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(answer)
     elif options.json:
-        what = "figures" if options.figures else "events"
-        show_json({what: answer, "left_out": max(0, known - len(answer))})
+        left_out = max(0, known - len(answer))
+        data: HistoryAnswer = {"events": answer, "left_out": left_out}
+        if options.figures:
+            data = {"figures": answer, "left_out": left_out}
+        show_json(data)
     else:
         what, shown = "rows", len(answer)
         colour = wants_colour(sys.stdout, options.color)
@@ -182,10 +191,8 @@ def state_dir(options: argparse.Namespace) -> Path:
     """The directory from the option, else the running daemon's, else the default."""
     if options.state_dir is not None:
         return Path(options.state_dir)
-    try:
-        return Path(request(options.runtime_dir, "status", timeout_s=1.0)["state_dir"])
-    except CommandError:
-        return STATE_DIR
+    status = status_of(options.runtime_dir)
+    return STATE_DIR if status is None else Path(status["state_dir"])
 
 
 # ---- screens -----------------------------------------------------------
@@ -336,3 +343,54 @@ def render_figures(rows: Sequence[Answer], colour: bool = False) -> str:
         ]
         lines.append(" ".join([moment(row["wall_s"]), *figures]))
     return "\n".join(lines)
+
+
+def report(options: argparse.Namespace) -> int:
+    now_s = time.time()
+    since_s, until_s = span(options, now_s)
+    last_s = now_s if until_s is None else until_s
+    asked_s = last_s - (since_s or 0.0)
+    if asked_s < STEP_S:
+        raise CommandError(
+            f"a span of {formats.duration(max(0.0, asked_s))} is too short: figures cover"
+            f" {STEP_S:g} s each; use {STEP_S:g}s or more", USAGE,
+        )  # fmt: skip
+    path = state_dir(options) / HISTORY
+    device = device_in(path, options)
+    rows = read_figures(path, since_s, device, until_s)
+    # The state at its beginning was decided before; later events show what ran then.
+    events = read_history(path, None, device)
+    past = past_json(read_alerts(path, MAX_ALERTS), ())
+    first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
+    # Whole rows: what the page says it is about is what its figures are of.
+    end_s = max([last_s, *(row.end_s for row in rows)])
+    begin_s = max(since_s or 0.0, first_s)
+    about = Span(
+        host=socket.gethostname(),
+        version=__version__,
+        # Of a time before the first record there is nothing to draw, and it would take the room.
+        begin_s=min([begin_s, end_s, *(row.wall_s for row in rows)]),
+        end_s=end_s,
+        made_s=now_s,
+        running=_is_written(path, options),
+    )
+    page = render(about, rows, events, past)
+    write_page(options.output, page)
+    if str(options.output) == "-":
+        return GOOD
+    size = len(page.encode())
+    shown = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+    answer: ReportAnswer = {"file": str(options.output), "bytes": size, "rows": len(rows)}
+    show_answer(
+        options, answer,
+        lambda: f"{options.output}: {formats.size(size)} from {len(rows)} rows of figures and"
+        f" {shown} events",
+    )
+    return GOOD
+
+
+def _is_written(path: Path, options: argparse.Namespace) -> bool:
+    """Whether a running daemon writes this history."""
+    status = status_of(options.runtime_dir)
+    here = os.path.realpath(path.parent)
+    return status is not None and os.path.realpath(status["state_dir"]) == here

@@ -11,61 +11,52 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_answer, show_json, width
-from writebackd.cli.status_screen import clean, wrapped
+from writebackd.cli.output import clean, show, show_answer, show_json, width, wrapped
 from writebackd.command_line import complain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.topology import scan
 from writebackd.paths import read_taken
-from writebackd.policy import (
-    Policy,
-    PolicyError,
-    check,
-    list_policies,
-    load_files,
-    load_policy,
-    render,
-)
+from writebackd.policy import Policy, check, list_policies, load_files, load_policy, render
 from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.load import unresolved
 from writebackd.policy.match import Choice, Verdict, choose
 from writebackd.policy.reload import Open, read_timetable
 
 if TYPE_CHECKING:
-    from writebackd.cli.client_answers import PolicyMatchAnswer, PolicyShowAnswer, Setting
+    from writebackd.cli.client_answers import (
+        PolicyCheckAnswer,
+        PolicyListAnswer,
+        PolicyMatchAnswer,
+        PolicyShowAnswer,
+        Setting,
+    )
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 
 def list_(options: argparse.Namespace) -> int:
-    try:
-        entries = list_policies(options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    entries = list_policies(options.config_dir)
     lines: List[str] = []
     for entry in entries:
         text = entry.summary if not entry.problems else "; ".join(entry.problems)
         row = wrapped(text, width(), " " * 18, f"{clean(entry.name):<17} ")
         lines += row or [clean(entry.name)]
-    rows = [
+    answer: PolicyListAnswer = {"policies": [
         {"name": e.name, "path": e.path, "summary": e.summary, "problems": list(e.problems)}
         for e in entries
-    ]
-    show_answer(options, {"policies": rows}, lambda: "\n".join(lines))
+    ]}  # fmt: skip
+    show_answer(options, answer, lambda: "\n".join(lines))
     return GOOD
 
 
 def show_(options: argparse.Namespace) -> int:
     """The files unchanged, or their merged result (`--effective`)."""
-    try:
-        if options.name is not None:
-            policy = load_policy(options.name, options.config_dir)
-        else:
-            policy = in_force(options.runtime_dir, options.config_dir)
-        opened = _open_window(policy)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    if options.name is not None:
+        policy = load_policy(options.name, options.config_dir)
+    else:
+        policy = in_force(options.runtime_dir, options.config_dir)
+    opened = _open_window(policy)
     if options.json:
         show_json(_as_json(policy, opened))
     elif options.effective:
@@ -109,7 +100,10 @@ def check_(options: argparse.Namespace) -> int:
         line for file in options.files for line in unresolved(file, devices, options.config_dir)
     ]  # fmt: skip
     if options.json:
-        show_json({"good": not problems, "problems": problems, "warnings": warnings})
+        answer: PolicyCheckAnswer = {
+            "good": not problems, "problems": problems, "warnings": warnings
+        }
+        show_json(answer)
     elif problems:
         complain("\n".join(problems))
     else:
@@ -131,11 +125,7 @@ def match_(options: argparse.Namespace) -> int:
 
 
 def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
-    try:
-        before = read_taken(runtime_dir)
-        return choose(read_facts(KernelFiles()), config_dir, before=before)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+    return choose(read_facts(KernelFiles()), config_dir, before=read_taken(runtime_dir))
 
 
 def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:

@@ -15,13 +15,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, first_found, load
-from writebackd.cli.arguments import kernel_name
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.client import kernel_name
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import device_in, span, state_dir
-from writebackd.cli.output import width
+from writebackd.cli.output import Paint, clean, labelled, wants_colour, width, wrapped, write_page
 from writebackd.cli.policy import in_force
-from writebackd.cli.report import write_page
-from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
@@ -29,18 +27,15 @@ from writebackd.kernel.topology import scan
 from writebackd.kernel.tuned_profiles import active_profile, included, read_profiles, tuned_file
 from writebackd.kernel.vm import host_info, read_limits
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED, LEDGER
-from writebackd.policy import PolicyError, check
+from writebackd.policy import check
 from writebackd.policy.load import SITE_NAME, drop_in_of, search_dirs
 from writebackd.policy.schema import DevicePolicy
-from writebackd.report.alert_answers import past_json
-from writebackd.report.calibration_store import load as calibrations
-from writebackd.report.calibration_store import median, unexpired
+from writebackd.report.alert_answers import blamed, past_json
 from writebackd.report.device_figures import Figures
-from writebackd.report.flood_culprits import blamed
-from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
-from writebackd.report.history_schema import Event
+from writebackd.report.history_schema import Event, read_alerts, read_figures, read_history
 from writebackd.report.history_store import MAX_ALERTS
-from writebackd.report.learned_store import read_learned
+from writebackd.report.learned_store import load as calibrations
+from writebackd.report.learned_store import median, read_learned, unexpired_runs
 from writebackd.report.recommendation import DeviceAdvice, Host, Recommendation, recommend
 from writebackd.report.recommendation_files import (
     FILES,
@@ -132,24 +127,18 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         name: each
         for name, runs in _of_disks(calibrations, state / CALIBRATIONS, devices).items()
         if options.device is None or kernel_name(options.device) == name
-        for each in [median(unexpired(runs, now_s))] if each is not None
+        for each in [median(unexpired_runs(runs, now_s))] if each is not None
     }  # fmt: skip
     path = state / HISTORY
     rows: Sequence[Figures] = ()
     events: Sequence[Event] = ()
     past: List[Dict[str, Any]] = []
     if path.exists() or not calibrated:
-        try:
-            device = device_in(path, options)
-            rows = read_figures(path, since_s, device, until_s)
-            events = read_history(path)
-            past = past_json(read_alerts(path, MAX_ALERTS), ())
-        except HistoryError as error:
-            raise CommandError(str(error), BAD_NEWS) from None
-    try:
-        policy = in_force(options.runtime_dir, options.config_dir)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
+        device = device_in(path, options)
+        rows = read_figures(path, since_s, device, until_s)
+        events = read_history(path)
+        past = past_json(read_alerts(path, MAX_ALERTS), ())
+    policy = in_force(options.runtime_dir, options.config_dir)
     policies: Dict[str, DevicePolicy] = {}
     left_out: Dict[str, str] = {}
     for name in sorted({row.device for row in rows} | calibrated.keys()):

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from writebackd import formats
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.history import span, state_dir
-from writebackd.cli.output import show_answer
-from writebackd.cli.status_screen import clean, moment
+from writebackd.cli.output import clean, moment, show_answer
 from writebackd.paths import SAMPLES
-from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy import Policy, load_policy
 from writebackd.policy.parse import REMOVED
 from writebackd.policy.reload import local_zone
-from writebackd.report.recorder import RecordingError, read_recording
+from writebackd.report.recorder import read_recording
 from writebackd.report.replayer import Tally, replay
 
 if TYPE_CHECKING:
@@ -30,17 +29,12 @@ def run(options: argparse.Namespace) -> int:
     since_s, until_s = span(options, time.time())
     directory = options.tape or state_dir(options) / SAMPLES
     tally = Tally()
-    try:
-        other = load_policy(options.policy, options.config_dir) if options.policy else None
-        zone = local_zone() if other is not None and other.windows else timezone.utc
-        ticks = read_recording(directory, since_s, until_s)
-        for tick in replay(ticks, policy_of, other, zone):
-            if since_s is None or tick.sample.wall_s >= since_s:
-                tally.add(tick)
-    except PolicyError as error:
-        raise CommandError(str(error), USAGE) from None
-    except RecordingError as error:
-        raise CommandError(str(error), BAD_NEWS) from None
+    other = load_policy(options.policy, options.config_dir) if options.policy else None
+    zone = local_zone() if other is not None and other.windows else timezone.utc
+    ticks = read_recording(directory, since_s, until_s)
+    for tick in replay(ticks, policy_of, other, zone):
+        if since_s is None or tick.sample.wall_s >= since_s:
+            tally.add(tick)
     if not tally.ticks:
         raise CommandError(
             f"no samples of that time in {directory}; without --since and --until all are used",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Mapping, Optional, Tuple
 
 from writebackd.actuate.ledger import first_found
 from writebackd.actuate.ledger_restore import (
@@ -24,6 +24,9 @@ from writebackd.cli.output import show_answer
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, in_words, read_limits
 from writebackd.paths import LEDGER, WATCH
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import RestoreAnswer
 
 
 def restore(options: argparse.Namespace) -> int:
@@ -49,8 +52,8 @@ def restore(options: argparse.Namespace) -> int:
     if options.first_found and good:
         more, good = _to_first_found()
         lines += more
-    answer = {"status": "observe" if good else "failed", "lines": lines}
-    report(options, answer, "writebackd is running, mode: observe")
+    done: RestoreAnswer = {"status": "observe" if good else "failed", "lines": lines}
+    report(options, done, "writebackd is running, mode: observe")
     return GOOD if good else BAD_NEWS
 
 
@@ -69,7 +72,7 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
         more, good = _to_first_found()
         status = "restored" if good else "failed"
         result = RestoreResult(status, (*result.lines, *more))
-    answer = {"status": result.status, "lines": result.lines}
+    answer: RestoreAnswer = {"status": result.status, "lines": list(result.lines)}
     show_answer(options, answer, lambda: "\n".join(result.lines))
     return BAD_NEWS if result.status == "failed" else GOOD
 

@@ -6,84 +6,31 @@ States are words, so colour is never needed; unknown values are '-'.
 
 from __future__ import annotations
 
-import os
 import pwd
-import textwrap
-import time
 from collections import defaultdict
 from itertools import groupby
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
-from writebackd.cli.commit_times import measured, notes
-
-Answer = Mapping[str, Any]  # of the daemon, or a part of it
+from writebackd.cli.output import (
+    Answer,
+    Paint,
+    as_text,
+    clean,
+    fit,
+    labelled,
+    moment,
+    one_line,
+    wrapped,
+)
 
 MIN_WIDTH = 40
 # Beyond this many devices those with nothing to say share one line.
 _MANY_DEVICES = 6
 _MANY_LEVERS = 5  # and of targets of levers
-_LABEL = 9
 _WATCHER_S = 2.5  # from the end of a lease until the watcher has seen it (actuate/watcher.py)
-_MORE = ".. (doctor)"
-_COLOURS = {
-    "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
-    "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
-    "blocker": "31;1", "good": "32", "critical": "31;1",
-    "OK": "32;1", "MISSES_OBJECTIVE": "31;1", "FAILED": "31;1", "ALERT": "31;1", "BLIND": "33;1",
-    "YIELDED": "35;1", "OFF": "33;1", "PINNED": "36;1", "TRIAL": "36;1", "OBSERVING": "36;1",
-}  # fmt: skip
 # Where to look first; devices of one state stay in the daemon's order.
 _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned", "idle")
-
-# What all that comes from elsewhere goes through on its way to a screen.
-clean = formats.printable
-
-
-def wants_colour(stream: TextIO, when: str = "auto") -> bool:
-    """`when` is the value of --color; a non-empty NO_COLOR counts (no-color.org)."""
-    if when != "auto":
-        return when == "always"
-    no_colour = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not no_colour
-
-
-class Paint:
-    """Colours text by the name of a state or role, or returns it unchanged."""
-
-    def __init__(self, colour: bool) -> None:
-        self._colour = colour
-
-    def __call__(self, text: str, role: Optional[str]) -> str:
-        code = _COLOURS.get(role or "")
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
-
-
-def labelled(label: str, text: str, width: int) -> List[str]:
-    """`label` in a column of its own, `text` wrapped beside it."""
-    return wrapped(text, width, " " * _LABEL, label.ljust(_LABEL)) or [label]
-
-
-def one_line(label: str, text: str, width: int, more: str = _MORE) -> str:
-    """As `labelled`, cut to one line; `more` says where to find the rest."""
-    line = label.ljust(_LABEL) + clean(text)
-    return line if len(line) <= width else line[: width - len(more)].rstrip() + more
-
-
-def wrapped(text: str, width: int, indent: str, first: Optional[str] = None) -> List[str]:
-    return textwrap.wrap(
-        clean(text),
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
-
-
-def fit(text: str, width: int) -> str:
-    """`text` in exactly `width` columns, with its start cut off if it is too long."""
-    text = clean(text)
-    return text.ljust(width) if len(text) <= width else ".." + text[len(text) - width + 2 :]
 
 
 def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
@@ -288,11 +235,6 @@ def _dirtiers_line(tasks: Sequence[Answer]) -> str:
     return "; ".join(parts)
 
 
-def moment(wall_s: float) -> str:
-    """A time with its date, as 05-01 03:00:00."""
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(wall_s))
-
-
 def _since(wall_s: Optional[float]) -> str:
     return "since an unknown time" if wall_s is None else f"since {moment(wall_s)}"
 
@@ -437,10 +379,24 @@ def mount_point(device: Answer) -> str:
     return first + (f" +{len(more)}" if more else "")
 
 
-def as_text(value: Optional[object]) -> str:
-    """A value of an answer as text: '-' for None, yes and no for booleans."""
-    if value is None or value == "":
-        return formats.UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return clean(str(value))
+SHOWN_SHARE = 0.01  # of the commits' time that is slept in write()
+STUCK_S = 1.0  # a commit in flight for longer than this has a line
+
+
+def measured(devices: Sequence[Mapping[str, Any]]) -> str:
+    """What the times include: only fsync if the kernel does not show the sleep in write()."""
+    timed = [each for each in devices if each["commit_p99_s"] is not None]
+    seen = [each for each in timed if each["commit_write_share"] is not None]
+    return "fsync" if timed and not seen else "commit"
+
+
+def notes(device: Mapping[str, Any]) -> Iterator[Tuple[str, Optional[str]]]:
+    """Where commits wait, and a long pending one; with a role for Paint."""
+    share = device["commit_write_share"] or 0.0
+    if share >= SHOWN_SHARE:
+        yield f"commits wait in write(): {formats.percent(share)}", None
+    oldest_s = device["oldest_commit_s"] or 0.0
+    if oldest_s >= STUCK_S:
+        asleep = oldest_s > (device["oldest_fsync_s"] or 0.0)
+        what = "commit, in write()" if asleep else "fsync"
+        yield f"oldest pending {what}: {formats.duration(oldest_s)}", "warning"

@@ -13,20 +13,29 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.report import write_page
+from writebackd.cli.output import show, show_json, width, write_page
 from writebackd.command_line import complain
 from writebackd.report.codec import Interned, unpack
-from writebackd.trial.analysis import P99, analyse, block_of
+from writebackd.report.device_figures import Figures
+from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
-from writebackd.trial.summary import TrialSummary, remarks, report_json, verdict
-from writebackd.trial.trial_page import block_line, render, text_plot
+from writebackd.trial.trial_page import (
+    TrialSummary,
+    block_line,
+    remarks,
+    render,
+    text_plot,
+    verdict,
+)
 from writebackd.trial.trial_run import End, TrialTick
+
+if TYPE_CHECKING:
+    from writebackd.cli.client_answers import ArmFigures, Ratio, TrialAnswer
 
 # Well within the daemon's lease, which each question renews.
 _ASK_S = 1.0
@@ -162,8 +171,7 @@ class _TrialRun:
         if output is not None:
             write_page(output, render(report, self._ticks, time.time()))
         if self._options.json and str(output) != "-":
-            file = None if output is None else str(output)
-            show_json({**report_json(report), "file": file})
+            show_json(report_json(report, None if output is None else str(output)))
         else:
             columns = width()
             self._show("")
@@ -199,6 +207,69 @@ class _TrialRun:
         )
         # What could not be written would be tried again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def report_json(report: TrialSummary, file: Optional[str] = None) -> TrialAnswer:
+    """The whole trial as data; unknown values are None."""
+    plan, result = report.plan, report.result
+    return {
+        "host": report.host, "policy": report.policy, "mode": report.mode, "seed": report.seed,
+        "stop_s": report.stop_s, "found_bytes": report.found_bytes, "cut": report.cut,
+        "limit_bytes": report.limit_bytes, "ended": report.ended, "why": report.why,
+        "device": plan.device,
+        "blocks_planned": len(plan.arms),
+        "block_s": plan.block_s,
+        "settle_s": plan.settle_s,
+        "ceiling_s": plan.ceiling_s,
+        "verdict": verdict(report),
+        "remarks": remarks(report),
+        "pairs": result.pairs,
+        "left_out": [
+            {"blocks": [one, other], "why": why} for one, other, why in result.left_out
+        ],
+        "differences": {
+            "commit_p99": _ratio_json(result.of(P99)),
+            "commit_p50": _ratio_json(result.of(P50)),
+            "sync_rate": _ratio_json(result.of(SYNC_RATE)),
+            "write_rate": _ratio_json(result.of(WRITE_RATE)),
+        },
+        "agent": _arm_json(result.agent),
+        "original": _arm_json(result.original),
+        "blocks": [
+            {
+                "number": block.number, "arm": block.arm, "begin_s": block.begin_s,
+                "end_s": block.end_s, "whole": block.whole, "counted": _arm_json(block.figures),
+            }
+            for block in result.blocks
+        ],
+        "file": file,
+    }  # fmt: skip
+
+
+def _ratio_json(each: Difference) -> Ratio:
+    return {
+        "ratio": each.ratio, "low": each.low, "high": each.high, "ratios": list(each.ratios)
+    }
+
+
+def _arm_json(figures: Optional[Figures]) -> Optional[ArmFigures]:
+    if figures is None:
+        return None
+    return {
+        "span_s": figures.span_s,
+        "fsyncs": figures.fsyncs,
+        "commit_p50_s": figures.commit_latency.quantile(0.5),
+        "commit_p99_s": figures.commit_latency.quantile(0.99),
+        "commit_longest_s": figures.longest_s,
+        "commit_write_share": figures.write_share,
+        "fsync_p50_s": figures.latency.quantile(0.5),
+        "fsync_p99_s": figures.latency.quantile(0.99),
+        "fsync_longest_s": max(figures.oldest_s, figures.latency.quantile(1.0) or 0.0),
+        "sync_rate": figures.fsyncs / figures.span_s,
+        "write_rate": figures.write_rate,
+        "limit_bytes": figures.limit_bytes,
+        "flooded_share": figures.flooded_s / figures.span_s,
+    }
 
 
 @contextlib.contextmanager

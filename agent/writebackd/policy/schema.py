@@ -22,6 +22,8 @@ _BY_ID = "/dev/disk/by-id/"
 class PolicyError(Exception):
     """One or more errors of a policy, each ``file:line: what to do``; str() has one per line."""
 
+    exit_code = 2  # of a command that it ends
+
     def __init__(self, *messages: str) -> None:
         super().__init__("\n".join(messages))
         self.messages = messages

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to alerts: active and past alerts, and the state of each route.  Pure."""
+"""The answer to alerts: active and past alerts, routes, and whom alerts blamed.  Pure."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.alerts.foreign import by_device
 from writebackd.notify.alert_events import RUNBOOK, alert_json
 from writebackd.report.answer_parts import Json
@@ -117,3 +118,40 @@ def _checked(alert: Mapping[str, Any]) -> Json:
     if not isinstance(alert["since"], (int, float)) or not isinstance(alert["culprits"], list):
         raise TypeError("since")
     return {name: alert[name] for name in _KEPT}
+
+
+# More names make no sentence.
+_MOST = 3
+
+
+def blamed(
+    past: Iterable[Mapping[str, Any]], device: str, begin_s: float, end_s: float
+) -> List[Tuple[str, int]]:
+    """Names and numbers of alerts that began in the span, most first; alerts as in past_json()."""
+    counts: Counter[str] = Counter()
+    for alert in past:
+        within = begin_s <= alert["began"] <= end_s and alert["device"] == device
+        if within and Cause.FLOOD.value in alert["causes"]:
+            # Once an alert, however many processes of that name it lists.
+            counts.update(dict.fromkeys(filter(None, map(_name, alert["culprits"])), 1))
+    return counts.most_common()
+
+
+def _name(culprit: Any) -> Optional[str]:
+    """dd (backup.service); None if the record is damaged, or names nobody."""
+    if not isinstance(culprit, dict):
+        return None
+    comm, unit = culprit.get("comm"), culprit.get("unit")
+    if comm and unit:
+        return f"{comm} ({unit})"
+    name = comm or unit or culprit.get("container")
+    return str(name) if name else None
+
+
+def sentence(blamed: List[Tuple[str, int]]) -> str:
+    """Which programs were blamed; empty if no alert names any."""
+    if not blamed:
+        return ""
+    named = ", ".join(f"{name} in {count}" for name, count in blamed[:_MOST])
+    more = f", {len(blamed) - _MOST} others less often" if len(blamed) > _MOST else ""
+    return f"Alerts blamed on floods named {named}{more}."

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The history's events and figures, and their rows in SQLite. Pure."""
+"""The history's events and figures, their rows in SQLite, and reading them without a daemon."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import sqlite3
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, Mapping, Optional, Sequence, Tuple
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, List, Literal, Mapping, Optional, Sequence, Tuple
 
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
@@ -45,22 +50,13 @@ class Event:
 
 EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
 FIGURE_COLUMNS = tuple(each.name for each in fields(Figures))
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
-    " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL, commit_p50_s REAL, commit_p99_s REAL,"
-    " commit_write_share REAL)",
-    *(
-        f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-        " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
-        " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
-        " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
-        " latency TEXT NOT NULL, oldest_commit_s REAL, commits TEXT, throttled_s REAL)"
-        for table in ("fine", "coarse")
-    ),
-    "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " alert TEXT NOT NULL)",
+# Rows are checked as they are read: SQLite keeps any type in any column.
+TABLES = tuple(
+    f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
+    for table, columns in (
+        ("events", EVENT_COLUMNS), ("fine", FIGURE_COLUMNS), ("coarse", FIGURE_COLUMNS),
+        ("alerts", ("wall_s", "alert")),
+    )
 )
 _EVENT_TEXTS = ("kind", "text", "device", "decision_id", "state")
 _NEEDED = (
@@ -100,7 +96,7 @@ def storable(value: object) -> object:
 
 
 def is_event_row(row: Tuple[object, ...]) -> bool:
-    """Check types: SQLite keeps any type in any column, and detects no flipped bit."""
+    """Check types: SQLite detects no flipped bit."""
     values = dict(zip(EVENT_COLUMNS, row))
     texts = {name: values.pop(name) for name in _EVENT_TEXTS}
     return (
@@ -137,3 +133,127 @@ def _are_numbers(values: Mapping[str, object], needed: Sequence[str]) -> bool:
         or (value is None and name not in needed)
         for name, value in values.items()
     )
+
+
+log = logging.getLogger(__name__)
+
+# What befell the host as a whole befell each of its devices.
+_OF_DEVICE = "(device = ? OR device IS NULL)"
+
+
+class HistoryError(Exception):
+    """The history cannot be read; the message says what to do."""
+
+    exit_code = 1  # of a command that it ends
+
+
+def read_history(
+    path: Path,
+    since_s: Optional[float] = None,
+    device: Optional[str] = None,
+    limit: Optional[int] = None,
+    until_s: Optional[float] = None,
+) -> List[Event]:
+    """The last `limit` events, oldest first, in `[since_s, until_s)` of wall clock time.
+
+    With `device`, events of that device and of the host as a whole. Opens the
+    file read-only. Raises HistoryError.
+    """
+    where, values = _where(since_s, until_s, _OF_DEVICE, device)
+    query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
+    rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),))[0]
+    whole = [row for row in reversed(rows) if is_event_row(row)]
+    if len(whole) < len(rows):
+        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
+    return [Event(*row) for row in whole]
+
+
+def count_events(
+    path: Path,
+    since_s: Optional[float] = None,
+    device: Optional[str] = None,
+    until_s: Optional[float] = None,
+) -> int:
+    """How many events `read_history` finds without a limit. Raises HistoryError."""
+    where, values = _where(since_s, until_s, _OF_DEVICE, device)
+    rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),))[0]
+    return int(rows[0][0]) if rows else 0
+
+
+def read_figures(
+    path: Path,
+    since_s: Optional[float] = None,
+    device: Optional[str] = None,
+    until_s: Optional[float] = None,
+) -> List[Figures]:
+    """Rows that overlap `[since_s, until_s)`, oldest first: fine ones as far back as they go.
+
+    Raises HistoryError.
+    """
+    where, values = _where(since_s, until_s, "device = ?", device, "wall_s + span_s > ?")
+    select = f"SELECT {', '.join(FIGURE_COLUMNS)} FROM {{}}{where} ORDER BY id"
+    fine, coarse = (
+        sorted(filter(None, map(figures_from_row, rows)), key=attrgetter("wall_s"))
+        for rows in _rows(
+            path, tuple((select.format(table), values) for table in ("fine", "coarse"))
+        )
+    )
+    first_s = fine[0].wall_s if fine else math.inf
+    return [row for row in coarse if row.end_s <= first_s] + fine
+
+
+def known_devices(path: Path) -> List[str]:
+    """The devices in the history, sorted. Raises HistoryError."""
+    tables = ("events", "fine", "coarse")
+    queries = tuple(
+        (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
+    )
+    names = [row[0] for rows in _rows(path, queries) for row in rows]
+    return sorted({name for name in names if isinstance(name, str)})
+
+
+def read_alerts(path: Path, limit: int) -> List[str]:
+    """The last `limit` alert records, oldest first, each as the stored JSON.
+
+    Raises HistoryError.
+    """
+    query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
+    rows = _rows(path, ((query, (limit,)),))[0]
+    return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
+
+
+def _where(
+    since_s: Optional[float], until_s: Optional[float], of_device: str, device: Optional[str],
+    since: str = "wall_s >= ?",
+) -> Tuple[str, Tuple[object, ...]]:
+    parts = ((since, since_s), ("wall_s < ?", until_s), (of_device, device))
+    given = [(text, value) for text, value in parts if value is not None]
+    text = " AND ".join(text for text, _ in given)
+    return (f" WHERE {text}" if text else ""), tuple(value for _, value in given)
+
+
+def _rows(
+    path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]]
+) -> List[List[Tuple[Any, ...]]]:
+    """The rows of each query; empty if nothing was written to the file yet."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        raise HistoryError(
+            f"{path} is for root and the group adm, as it names processes: try again with sudo"
+        ) from None
+    except OSError:
+        raise HistoryError(
+            f"no history in {path.parent}: is that writebackd's --state-dir?"
+        ) from None
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+        try:
+            if not database.execute("PRAGMA user_version").fetchone()[0]:
+                return [[] for _ in queries]
+            return [database.execute(query, values).fetchall() for query, values in queries]
+        finally:
+            database.close()
+    # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise HistoryError(f"{path}: {error}; if this stays, restart writebackd") from error

@@ -15,9 +15,15 @@ from itertools import accumulate
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from writebackd.alerts.alert_types import AlertName, Severity
-from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.report.time_to_clean import time_to_clean
-from writebackd.report.totals import COMMIT_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
+from writebackd.report.device_answers import time_to_clean
+from writebackd.report.snapshot import (
+    COMMIT_BOUNDS_S,
+    LIMITS,
+    TICK_BOUNDS_S,
+    DeviceTotals,
+    Snapshot,
+    original_bytes,
+)
 from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
@@ -337,8 +343,3 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_decisions", "counter", "Decisions about the device.",
      lambda row: row.totals.decisions),
 )  # fmt: skip
-
-
-def metrics_json(snapshot: Snapshot, form: str) -> Mapping[str, str]:
-    """The answer to `metrics`."""
-    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}

@@ -22,7 +22,6 @@ from writebackd import formats
 from writebackd.estimate.estimator import objective_s
 from writebackd.formats import latency
 from writebackd.policy.schema import DevicePolicy
-from writebackd.report.calibration_store import Calibrated
 from writebackd.report.device_figures import Figures
 from writebackd.report.effectiveness import (
     LEAST_S,
@@ -33,6 +32,7 @@ from writebackd.report.effectiveness import (
     spells,
     weighted_median,
 )
+from writebackd.report.learned_store import Calibrated
 from writebackd.tuning import MOST_S
 from writebackd.types.device_memory import Learned
 

@@ -14,8 +14,8 @@ from writebackd.kernel.tuned_profiles import TunedLine
 from writebackd.kernel.vm import PAIRS
 from writebackd.policy.keys import DEVICE_KEYS
 from writebackd.policy.units import format_size, format_time
+from writebackd.report.alert_answers import sentence
 from writebackd.report.effectiveness import sentences
-from writebackd.report.flood_culprits import sentence
 from writebackd.report.plot import THIN
 from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason
 from writebackd.types.levers import VmLimits
@@ -48,7 +48,7 @@ class Surroundings:
     tuned_base: Sequence[str] = ()  # profiles that one of ours is on top of
     inherited: Sequence[TunedLine] = ()  # that they have
     left_out: Mapping[str, str] = field(default_factory=dict)  # devices of the history, and why
-    # By device, as flood_culprits has them.
+    # By device, as blamed() has them.
     blamed: Mapping[str, Sequence[Tuple[str, int]]] = field(default_factory=dict)
 
 

@@ -72,6 +72,8 @@ class Recorded:
 class RecordingError(Exception):
     """There is no recording to read; the message says what to do."""
 
+    exit_code = 1  # of a command that it ends
+
 
 class Recorder:
     """Writes ticks; `record` never waits."""

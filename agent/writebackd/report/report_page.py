@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from writebackd import formats
 from writebackd.formats import latency
 from writebackd.kernel.vm import BACKGROUND, LIMIT
+from writebackd.report.alert_answers import blamed, sentence
 from writebackd.report.device_figures import STEP_S, Figures
 from writebackd.report.device_plot import Mark, bins, device_plot
 from writebackd.report.effectiveness import (
@@ -21,7 +22,6 @@ from writebackd.report.effectiveness import (
     number,
     sentences,
 )
-from writebackd.report.flood_culprits import blamed, sentence
 from writebackd.report.history_events import RESOLVED, WOULD_BE
 from writebackd.report.history_schema import Event
 from writebackd.report.plot import escape

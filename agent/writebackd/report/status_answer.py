@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The answer to status, as plain data: what is not known is None (null), never zero."""
+"""The answers to status, why and top: what is not known is None (null), never zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
+from writebackd import formats
 from writebackd.alerts.messages import battery
+from writebackd.control.explain import explain, verdict, what_next
+from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.alert_answers import alerts_json, route_warnings
 from writebackd.report.answer_parts import (
@@ -18,17 +21,84 @@ from writebackd.report.answer_parts import (
     pinned_json,
     trial_json,
 )
-from writebackd.report.device_answers import backings_of, device_figures, write_cache
-from writebackd.report.snapshot import Snapshot, original_bytes
-from writebackd.report.time_to_clean import time_to_clean
-from writebackd.report.top_answer import dirtiers_json
-from writebackd.report.totals import DeviceTotals
+from writebackd.report.device_answers import (
+    backings_of,
+    device_figures,
+    find_devices,
+    time_to_clean,
+    write_cache,
+)
+from writebackd.report.snapshot import DeviceTotals, Snapshot, original_bytes
 from writebackd.report.verdict import verdict_json
-from writebackd.types.samples import TaskSample
+from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.samples import CgroupSample, DeviceSample, TaskSample
 from writebackd.types.storage import Backing, CacheMode
 
 if TYPE_CHECKING:
-    from writebackd.report.answers import DeviceCounters, Limits, Program, Rival, StatusAnswer
+    from writebackd.report.answers import (
+        CgroupRow,
+        DeviceCounters,
+        DeviceReason,
+        Limits,
+        Program,
+        Rival,
+        StatusAnswer,
+        Task,
+        TopAnswer,
+        WhyAnswer,
+    )
+
+_MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
+
+
+def top_json(snapshot: Snapshot) -> TopAnswer:
+    """The answer to `top`, by process and by cgroup."""
+    sample = snapshot.sample
+    return {
+        "time_s": finite(sample.wall_s),
+        "tasks": dirtiers_json(sample.tasks, sample.dt_s, _MOST_SHOWN),
+        "cgroups": _cgroups(sample.cgroups, sample.dt_s),
+    }
+
+
+def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Task]:
+    """The processes that dirtied most in this tick; a process has a row for each device."""
+    busy = sorted(
+        (task for task in tasks if task.dirtied_bytes or task.throttled_s),
+        key=lambda task: (-task.dirtied_bytes, -task.throttled_s, task.pid),
+    )
+    return [
+        {
+            "pid": task.pid,
+            "comm": task.comm,
+            "cgroup": task.cgroup,
+            "device": task.device,
+            "dirty_rate": task.dirtied_bytes / dt_s if dt_s > 0 else None,
+            "throttled_share": min(1.0, task.throttled_s / dt_s) if dt_s > 0 else None,
+        }
+        for task in busy[:most]
+    ]
+
+
+def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[CgroupRow]:
+    """Cgroups that dirtied, slept or synced in this tick; a cgroup has a row for each device."""
+    busy = sorted(
+        (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),
+        key=lambda each: (-each.dirtied_bytes, -each.throttled_s, -each.syncs, each.cgroup_id),
+    )
+    return [
+        {
+            "cgroup": each.path,
+            "device": each.device,
+            "dirty_rate": each.dirtied_bytes / dt_s if dt_s > 0 else None,
+            # Of all its threads together: above 1 where several sleep.
+            "throttled_share": each.throttled_s / dt_s if dt_s > 0 else None,
+            "sync_rate": each.syncs / dt_s if dt_s > 0 else None,
+        }
+        for each in busy[:_MOST_SHOWN]
+    ]
+
 
 _TOP_DIRTIERS = 3
 
@@ -204,3 +274,98 @@ def _rival(tool: ConflictingTool) -> Rival:
         "level": tool.level, "kind": tool.kind, "name": tool.name, "setting": tool.setting,
         "where": tool.where, "summary": tool.text,
     }
+
+
+def why_json(snapshot: Snapshot, device: Optional[str] = None) -> WhyAnswer:
+    """The answer to `why`: the limit's reason, and each device's chain of reasoning.
+
+    `device` is a name, major:minor, /dev path, mount point or leaf disk; None
+    means all. Raises RequestError if no device has that name.
+    """
+    decision = snapshot.decision
+    chosen, decisions = find_devices(snapshot, device), snapshot.decisions
+    return {
+        "verdict": verdict_json(snapshot),
+        "mode": snapshot.mode.value,
+        "policy": snapshot.policy_name,
+        "window": asdict(snapshot.window) if snapshot.window is not None else None,
+        "off": snapshot.off,
+        "limit": {
+            "limit_bytes": decision.limit_bytes,
+            "background_bytes": decision.background_bytes,
+            "goal_bytes": decision.goal_bytes,
+            "threshold_bytes": snapshot.sample.vm.threshold_bytes,
+            "reason": decision.reason,
+            "pin": pinned_json(snapshot),
+            "trial": trial_json(snapshot),
+            "next": _next_of_limit(snapshot),
+        },
+        "devices": [
+            _reasoning(snapshot, each, decisions[each.device.name]) for each in chosen
+        ],
+    }
+
+
+def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
+    """Inputs of the reasoning that this run has not measured itself."""
+    memory = snapshot.memory.devices.get(name, DeviceMemory())
+    age_s = earlier_drain_age_s(memory, snapshot.sample.wall_s)
+    if age_s is None:
+        return ()
+    rate, age = formats.size(memory.drain_rate), formats.duration(age_s)
+    return (f"drain rate {rate}/s, learned before the restart, {age} ago",)
+
+
+def _reasoning(
+    snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision
+) -> DeviceReason:
+    estimate = snapshot.estimates[decision.name]
+    return {
+        **device_figures(snapshot, sample, decision),
+        "sections": snapshot.policy.sections(sample.device) if snapshot.policy else [],
+        "verdict": verdict(decision, estimate),
+        "steps": [
+            *_from_earlier(snapshot, decision.name),
+            *explain(decision, estimate),
+            # The levers that another process has set, and which one.
+            *(x["summary"] for x in alerts_json(snapshot) if x["device"] == decision.name),
+        ],
+        "rule": decision.rule.value,
+        "next": what_next(decision, snapshot.objective, _unset(snapshot)),
+    }
+
+
+def _unset(snapshot: Snapshot) -> str:
+    """In which state of the daemon nothing is set; empty in others."""
+    if snapshot.mode is Mode.OBSERVE:
+        return "in observe mode, until `writebackctl enforce`"
+    return "" if snapshot.off is None else f"while {snapshot.off} exists"
+
+
+def _next_of_limit(snapshot: Snapshot) -> str:
+    decision, vm = snapshot.decision, snapshot.sample.vm
+    if _unset(snapshot):
+        return f"Nothing is set {_unset(snapshot)}."
+    if snapshot.memory.yielded is not None:
+        return "Nothing is written while it yields; `writebackctl enforce` ends that."
+    trial = snapshot.memory.trial
+    if trial is not None and trial.original:
+        return "Trial: writebackd's limits return with a later block, or once fsync is too slow."
+    if snapshot.memory.pin_bytes is not None:
+        return "The limit stays until the end of the pin, `writebackctl release` or a reboot."
+    if decision.goal_bytes is None or decision.limit_bytes is None:
+        return "The original limits stay."
+    # What reads the same is the same: the law leaves small differences alone.
+    if formats.size(decision.goal_bytes) == formats.size(decision.limit_bytes):
+        return "The limit stays until a device's target changes."
+    if decision.goal_bytes < decision.limit_bytes:
+        backlog = vm.dirty_bytes + vm.writeback_bytes
+        rate = sum(each.background_rate for each in snapshot.estimates.values())
+        takes = (
+            f" (about {formats.duration(backlog / rate)} at {formats.size(rate)}/s)" if rate else ""
+        )
+        return (
+            f"The limit falls to {formats.size(decision.goal_bytes)} as {formats.size(backlog)} of"
+            f" dirty pages are written{takes}."
+        )
+    return f"The limit rises to {formats.size(decision.goal_bytes)} step by step."

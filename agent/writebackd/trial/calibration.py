@@ -25,8 +25,16 @@ from writebackd.estimate.cache_size import SEEN_S, with_drain_rate
 from writebackd.estimate.estimator import estimate
 from writebackd.policy.schema import Policy
 from writebackd.report.recommendation import stepped
-from writebackd.trial.calibration_values import Budget, Order, Own, Phase, Result
-from writebackd.trial.ladder import Rung, beyond_these, next_limit
+from writebackd.trial.ladder import (
+    Budget,
+    Order,
+    Own,
+    Phase,
+    Result,
+    Rung,
+    beyond_these,
+    next_limit,
+)
 from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, SHOWN_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory
