@@ -30,7 +30,7 @@ TIMES = 8.0
 SMALL = "import asyncio, email.mime.text, http.client, logging.handlers, sqlite3, unittest.mock"
 PROGRAM = """
 import sys
-sys.modules.update(dict.fromkeys(("psutil", "pyroute2")))
+sys.modules.update(dict.fromkeys(("psutil", "pyroute2", "rich")))
 sys.path.insert(0, sys.argv.pop(1))
 from writebackd.cli.daemon_main import main
 sys.exit(main())

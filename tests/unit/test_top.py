@@ -307,18 +307,18 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def test_the_daemon_never_imports_psutil() -> None:
+def test_the_daemon_never_imports_rich() -> None:
     result = python(
         "import sys, writebackd.cli.daemon_main, writebackd.cli.status_screen,"
-        " writebackd.cli.daemon_verbs; sys.exit('psutil' in sys.modules)"
+        " writebackd.cli.daemon_verbs; sys.exit('rich' in sys.modules)"
     )
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("modules, packages", [
-    (("psutil",), ("psutil",)),
-    (("psutil._common",), ("psutil",)),  # one that is too old
-    (("psutil", "pyroute2"), ("psutil", "pyroute2")),
+    (("rich.console", "rich"), ("rich",)),
+    (("rich.console",), ("rich",)),  # one that is too old
+    (("psutil", "pyroute2", "rich.console", "rich"), ("psutil", "pyroute2", "rich")),
 ])  # fmt: skip
 def test_without_packages_it_says_how_to_get_all_of_them(
     modules: Tuple[str, ...], packages: Tuple[str, ...]
@@ -346,7 +346,7 @@ def test_a_failure_to_import_without_a_name_names_all_packages(
     name = "writebackd.cli.io_waits"
     monkeypatch.setitem(sys.modules, name, Damaged(name))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(CommandError, match="^top needs: pip install psutil pyroute2$"):
+    with pytest.raises(CommandError, match="^top needs: pip install psutil pyroute2 rich$"):
         _parts("never")
 
 

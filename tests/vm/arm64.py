@@ -18,7 +18,7 @@ SUITE = "bookworm"  # kernel 6.1
 PACKAGES = (
     "base-files", "base-passwd", "busybox-static", "coreutils", "dash", "e2fsprogs", "fio", "grep",
     "kmod", "libbpf1", "mount", "procps", "python3", "python3-psutil", "python3-pyroute2",
-    "python3-pytest", "sed", "util-linux", "xfsprogs",
+    "python3-pytest", "python3-rich", "sed", "util-linux", "xfsprogs",
 )  # fmt: skip
 SCRATCH = "/dev/vdc"
 # In front of the command: TMPDIR on a disk on which loop devices with direct IO work.

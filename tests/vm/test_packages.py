@@ -32,7 +32,7 @@ AUTOPKGTEST = CHECKOUT / "debian" / "tests" / "service"
 SUITES = ("bookworm", "trixie")
 # What `apt install` of the package takes along, on top of a Debian that boots.
 INCLUDED = ("systemd", "systemd-sysv", "udev", "dbus", "kmod", "mount", "procps", "e2fsprogs",
-            "libbpf1", "python3", "python3-psutil", "python3-pyroute2")
+            "libbpf1", "python3", "python3-psutil", "python3-pyroute2", "python3-rich")
 MODULES = ("overlay", "sd_mod", "scsi_debug")
 TOOLS = {"aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "apt-ftparchive": "apt-utils",
          "createrepo_c": "createrepo-c", "dpkg-buildpackage": "dpkg-dev", "dh_python3": "dh-python",

@@ -52,6 +52,7 @@ _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
+    ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 
 

@@ -162,7 +162,7 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Terminals that have no block elements in their fonts.
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
 # Those that the rest does without.
-_PACKAGES = ("psutil", "pyroute2")
+_PACKAGES = ("psutil", "pyroute2", "rich")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
 
