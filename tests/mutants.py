@@ -84,8 +84,8 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "            pass\n"),
     ],
     "test_rounded_to_pages_it_is_known": [
-        Mutant(LEDGER, "-(-each[half] // page) * page", "each[half]"),
-        Mutant(LEDGER, ", each[half] // page * page,", ","),
+        Mutant(LEDGER, "-(-limits[half] // page) * page", "limits[half]"),
+        Mutant(LEDGER, ", limits[half] // page * page,", ","),
     ],
     "test_what_an_admin_types_stays_also_where_it_was_a_value_of_ours": [
         Mutant(LEDGER, "        ledger = ledger.without(pair, value)\n", "        pass\n"),
