@@ -51,7 +51,7 @@ CACHE_S = 10.0
 MARK = 0.2
 # The same under a pace.  io.max lets a flood through in slices of 0.1 s, and a sync may wait for
 # one on the link: 1 % of them took 20 to 45 ms, 0.35 of all the time, with room in the cache; 0.9
-# or more without.  0.22 and 0.9 would be below the one and at the other.
+# or more without.  Half of it takes a cache with room for full, double misses a full one.
 MARK_PACED = 0.45
 # Multiple of the unloaded latency.  A sync that takes longer is slow.  Below that it may only have
 # waited on the link for one request ahead of it.

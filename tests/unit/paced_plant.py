@@ -83,6 +83,7 @@ class PacedPlant:
     syncing: bool = True
     oldest_s: float = 0.0  # age of the sync that is in flight at the tick
     entangled_s: float = 0.0  # that every sync waits for paced data
+    database: str = DATABASE
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
     time_s: float = 1000.0
@@ -176,7 +177,7 @@ class PacedPlant:
             IoClass.SYNC_WRITE: ClassSample(number, number * 4096, blocks),
         }
         cgroups = [group.sample() for group in self.groups]
-        cgroups.append(CgroupSample(3, DATABASE, DISK.name, syncs=number))
+        cgroups.append(CgroupSample(3, self.database, DISK.name, syncs=number))
         return Sample(
             time_s=self.time_s, wall_s=self.time_s, dt_s=self.dt_s, host=HOST,
             vm=VmState(RATIOS, int(self.dirty), 0, self.limit, self.background),

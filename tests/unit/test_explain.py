@@ -181,6 +181,10 @@ def test_a_pin_or_a_drain_holds_no_limit_where_nothing_is_set(memory: Memory, wo
     assert reasons.pinned(memory) == f"pinned{pin if would else ''}"
     drain = drain if would else "limit is"
     assert reasons.draining(memory) == f"draining: {drain} at its floor until the drain ends"
+    holds = f"{would} would hold" if would else "to hold"
+    if memory is not YIELDED and memory is not PINNED:  # nobody is paced then
+        assert reasons.held(memory, ["/system.slice/b.service"], 2.0 * MIB) == (
+            f"{holds} b.service at 2.0M/s")
     drained = Memory(draining=("sda",))
     assert [reasons.unset(drained, name) for name in ("sda", "sdb")] == ["release", ""]
 

@@ -609,6 +609,14 @@ def test_every_command_of_the_readme_has_a_test_that_runs_it() -> None:
         assert phrase in (ROOT / "tests" / name).read_text(), command
 
 
+def test_the_policy_of_the_manual_has_no_errors(tmp_path: Path) -> None:
+    file = tmp_path / "ours.conf"
+    file.write_text(pages.POLICY_EXAMPLE)
+    assert list(check(str(file), None)) == []
+    file.write_text(pages.POLICY_EXAMPLE.replace("floor = 2M", "floor = 2 metres"))
+    assert list(check(str(file), None)) != []
+
+
 def test_the_page_of_the_files_has_devices_by_driver_and_the_form_of_a_rule(
     share: Path, tmp_path: Path
 ) -> None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 import pytest
 
@@ -13,7 +14,8 @@ from paced_plant import Group
 from test_pace import plant, policy, said
 from writebackd.kernel import unit_relations
 from writebackd.kernel.child_process import Ended, Work
-from writebackd.kernel.unit_relations import AGAIN_S, UnitRelations
+from writebackd.kernel.unit_relations import UnitRelations
+from writebackd.types.decision import DeviceState, Mode
 
 NOBODY: Tuple[str, ...] = ()
 LINE = "rbps=1048576 wbps=max riops=max wiops=max"
@@ -156,28 +158,88 @@ def test_a_long_wait_for_pages_of_the_paced_ends_the_pace_at_once() -> None:
 # ---- what systemd says -------------------------------------------------------
 
 
+class Systemd:
+    """`systemctl show`, as it prints: an empty line between units, odd names in quotes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shown: Dict[str, Dict[str, str]]) -> None:
+        self.shown, self.asked, self.code = shown, [], 0  # type: ignore[var-annotated]
+        monkeypatch.setattr(unit_relations, "Job", self.job)
+
+    def run(self, argv: Sequence[str]) -> Ended:
+        units = argv[argv.index("--") + 1 :]
+        self.asked.append(units)
+        names, of = argv[3].split(","), self.shown
+        blocks = [
+            "\n".join(f"{name}={of.get(unit, {}).get(name, '')}" for name in names)
+            for unit in units
+        ]
+        return Ended(self.code, "\n\n".join(blocks) + "\n", "refused")
+
+    def job(self, work: Work, limit_s: float, name: str) -> Systemd:
+        with contextlib.suppress(OSError):
+            work(self.run)
+        return self
+
+    busy = False
+
+
 def test_related_are_units_before_and_after_and_those_of_its_socket(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = {
-        "x.service": {"After": "a.service b.mount", "Before": "c.service",
-                      "TriggeredBy": "x.socket"},
+    systemd = Systemd(monkeypatch, {
+        "x.service": {"After": 'a.service "b\\\\x2d1.mount"', "Before": "c.service",
+                      "TriggeredBy": "x.socket", "ControlGroup": "/system.slice/x.service"},
         "x.socket": {"Before": "x.service d.service"},
-    }
-    asked: List[str] = []
-
-    def run(argv: Sequence[str]) -> Ended:
-        asked.append(argv[-1])
-        of = shown[argv[-1]]
-        return Ended(0, "\n".join(f"{key}={of.get(key, '')}" for key in argv[3].split(",")), "")
-
-    def job(work: Work, limit_s: float, name: str) -> None:
-        work(run)
-
-    monkeypatch.setattr(unit_relations, "Job", job)
+        "y.service": {"After": "x.service", "ControlGroup": "/system.slice/y.service"},
+    })  # fmt: skip
     relations = UnitRelations()
-    assert relations.of("x.service", 0.0) is None
-    found = relations.of("x.service", AGAIN_S - 1)
-    assert found == ("a.service", "b.mount", "c.service", "d.service", "x.socket")
-    assert asked == ["x.service", "x.service", "x.socket"]
-    assert relations.of("x.service", AGAIN_S) == found and len(asked) == 6
+    for unit in ("x.service", "y.service", "nobodys.service"):
+        assert relations.of(unit, 0.0) is None
+    relations.ask(0.0)
+    # All units in one question, and their sockets in another.
+    assert systemd.asked == [("x.service", "y.service", "nobodys.service"), ("x.socket",)]
+    assert relations.of("x.service", 59.0) == (
+        "a.service", "b\\x2d1.mount", "c.service", "d.service", "x.socket")
+    assert relations.of("y.service", 59.0) == ("x.service",)
+    assert relations.of("nobodys.service", 59.0) is None  # a cgroup that is no unit
+    relations.ask(59.0)
+    assert len(systemd.asked) == 2
+
+
+def test_what_systemd_said_two_minutes_ago_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd = Systemd(monkeypatch, {"x.service": {"After": "a.service", "ControlGroup": "/x"}})
+    relations = UnitRelations()
+    known = []
+    for now_s in (0.0, 1.0, 61.0, 119.0, 121.0, 181.0):
+        known.append(relations.of("x.service", now_s) is not None)
+        relations.ask(now_s)
+        systemd.code = 1  # from its first answer on it refuses
+    assert known == [False, True, True, True, False, False]
+    assert len(systemd.asked) == 4  # once a minute
+
+
+# ---- instances, restarts, observing ------------------------------------------
+
+
+def test_the_umbrella_of_an_instance_that_syncs_stands_for_it() -> None:
+    """Others are ordered after postgresql.service, which is not what syncs."""
+    host = plant(policy=policy(pace="auto"), groups=[Group(related=ORDERED)])
+    host.database = "/system.slice/system-postgresql.slice/postgresql@15-main.service"
+    host.run_s(20.0)
+    assert not host.paced and "postgresql.service, which syncs, is ordered" in said(host.tick())
+
+
+def test_a_daemon_that_has_just_started_keeps_the_paces_of_the_one_before() -> None:
+    host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)])
+    host.run_s(20.0)
+    host.groups[0].related = None  # systemd has not been asked yet
+    assert all(decision.settings for decision in host.run_s(5.0))
+
+
+def test_in_observe_mode_nobody_is_said_to_be_held() -> None:
+    host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)], child_s=1e9)
+    host.memory = replace(host.memory, mode=Mode.OBSERVE)
+    texts = [said(decision) for decision in host.run_s(40.0)]
+    assert any("enforce would hold backup.service at" in text for text in texts)
+    assert not any("held at" in text or "paced for" in text for text in texts)
+    assert host.tick().devices[0].state is not DeviceState.PACE

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -29,7 +30,7 @@ from writebackd.cli.status_screen import render_status
 from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
-from writebackd.policy import Policy, PolicyError, load_policy, render
+from writebackd.policy import Policy, PolicyError, list_policies, load_policy, render
 from writebackd.policy.match import choose
 from writebackd.policy.reload import Timetable
 from writebackd.report.status_answer import status_json
@@ -95,6 +96,33 @@ def test_check_as_what_is_to_be_there(run: Run, tmp_path: Path) -> None:
     assert list(schema.problems(answer, schema.load("policy-check"))) == []
     code, _, err = run("check", *place, str(new), "default")
     assert code == USAGE and "--as" in err
+
+
+def test_the_roll_out_by_ansible_is_good_and_loosens_no_class(run: Run, tmp_path: Path) -> None:
+    text = (ROOT / "packaging/ansible/writebackd/tasks/main.yml").read_text()
+    example = re.search(
+        r"dest: (\S+all\.conf\.d/\S+)\n.*\n    content: \|\n((?:      .*\n)+)"
+        r"    validate: >-\n      /usr/bin/writebackctl policy (.*\n.*)", text
+    )  # fmt: skip
+    assert example is not None
+    dest, content, words = example.groups()
+    site = tmp_path / "config" / "all.conf.d" / Path(dest).name
+    before = {each.name: load_policy(each.name, root=tmp_path) for each in list_policies()}
+    assert len(before) == 13
+    for mode in ("enforce", "observe"):
+        # As Ansible does it: the template filled in, a temporary file that is checked, then moved.
+        new = tmp_path / ".ansible_tmpx7"
+        filled = content.replace("{{ writebackd_mode }}", mode)
+        new.write_text(re.sub(r"\{[{%].*?[}%]\}", "", textwrap.dedent(filled)))
+        code, _, err = run(*shlex.split(words.replace("%s", str(new))))
+        assert (code, err) == (GOOD, "")
+        site.parent.mkdir(parents=True, exist_ok=True)
+        new.rename(site)
+        for name, policy in before.items():
+            after = load_policy(name, tmp_path / "config", tmp_path)
+            assert after.mode == mode
+            assert (after.limits, after.objective) == (policy.limits, policy.objective), name
+    assert dest in words
 
 
 def test_match_as_json(run: Run) -> None:

@@ -130,6 +130,19 @@ def unpacked(package: Path, where: Path) -> Path:
     return where
 
 
+@pytest.mark.parametrize("end", [".deb", ".rpm"])
+def test_links_of_the_installed_manual_lead_somewhere(
+    dist: Dict[str, Path], end: str, tmp_path: Path
+) -> None:
+    pages = sorted(unpacked(dist[end], tmp_path / "tree").rglob("*.md"))
+    links = [(page, link) for page in pages
+             for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())
+             if not re.match(r"https?:|mailto:", link)]  # fmt: skip
+    assert len(links) > 100
+    dead = [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+    assert dead == []
+
+
 def test_the_rpm_has_the_objects_of_the_deb(dist: Dict[str, Path], tmp_path: Path) -> None:
     """Stripped by no build script."""
     deb, rpm = unpacked(dist[".deb"], tmp_path / "deb"), unpacked(dist[".rpm"], tmp_path / "rpm")

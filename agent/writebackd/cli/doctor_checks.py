@@ -265,7 +265,7 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
                 "warning",
                 f"{row['name']}: no limit below {formats.size(floor_bytes)} works with this many"
                 f" CPUs, and the write cache holds {formats.size(capacity)}: a flood fills it"
-                " under any limit; throttle the flooding unit (`pace = on` in [levers])",
+                " under any limit; throttle the flooding unit (`pace = auto` in [levers])",
             )
 
 

@@ -20,7 +20,8 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
 over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
-waits for the media: where slow syncs take more than a fifth of the time of all (estimate/drain.py).
+waits for the media: where slow syncs take more than a fifth of the time of all, under a pace nearly
+half (estimate/drain.py).
 Nothing is judged while the limit in force is not the law's own.
 """
 

@@ -6,6 +6,7 @@ Where the law's limit is not set, `after` is what would set it, and a text says 
 
 from __future__ import annotations
 
+import shlex
 from typing import Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
@@ -44,7 +45,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                  f"every {formats.duration(CYCLE_S)} the limit rises, to {STRETCH:g} times what"
                  " drains in the allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",
-                 "`pace = on` in [levers] helps, or a smaller floor if the kernel can apply it"),
+                 "`pace = auto` in [levers] helps, or a smaller floor if the kernel can apply it"),
 }
 
 YIELDED = "yielded: another process set the limits"
@@ -81,13 +82,20 @@ def units(paths: Iterable[str]) -> str:
     return some([unit_of(path) for path in sorted(paths)], ", ")
 
 
+def held(memory: Memory, paths: Iterable[str], rate: float) -> str:
+    """Who is to be held at what rate; before the pace is in force."""
+    after = unset(memory, "")
+    does = f"{after} would hold" if after else "to hold"
+    return f"{does} {units(paths)} at {speed(rate)}"
+
+
 def exempt(paths: Iterable[str], devno: str) -> str:
     """The commands after which units are never paced: for each a limit that never binds."""
-    names = [unit_of(path) for path in sorted(paths)]
+    names = [shlex.quote(unit_of(path)) for path in sorted(paths)]
     commands = [
         f"`systemctl set-property {name} IOReadIOPSMax='/dev/block/{devno} 1G'`" for name in names
     ]
-    return f"to exempt it: {some(commands, ', ')}, or [protect] units"
+    return f"to exempt a unit: {some(commands, ', ')}, or [protect] units"
 
 
 def refusals(refused: Sequence[Tuple[str, str]]) -> str:

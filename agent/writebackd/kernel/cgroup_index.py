@@ -16,7 +16,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Tuple
 from writebackd.kernel.cgroup_io_max import UNITS, is_booted, owner, path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.unit_relations import UnitRelations
-from writebackd.types.samples import CgroupControl, CgroupMemory
+from writebackd.types.samples import SERVICES, CgroupControl, CgroupMemory
 
 # systemd marks what it hands over (Delegate=) with one of these; the first since
 # version 251, the second can be read with CAP_SYS_ADMIN only.
@@ -153,7 +153,9 @@ class CgroupIndex:
             key=lambda x: (x not in paced, -total.get(x, 0.0), -self._watched[x].last_s),
         )
         self._watched = {path: self._watched[path] for path in busiest[:MOST_PATHS]}
-        return {path: self._read(path, now_s) for path in busiest[:MOST_WATCHED]}
+        found = {path: self._read(path, now_s) for path in busiest[:MOST_WATCHED]}
+        self._relations.ask(now_s)
+        return found
 
     def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
         """Memory of cgroups whose writers sleep for a limit, or did so lately, by path.
@@ -227,7 +229,7 @@ class CgroupIndex:
             written=tuple(grown),
             delegated=any(self._delegated(above) for above in _upwards(path)),
             outside=self._systemd and not path.split("/")[1].endswith(UNITS),
-            related=self._relations.of(unit, now_s) if unit is not None else None,
+            related=self._relations.of(unit, now_s) if unit and path.startswith(SERVICES) else None,
         )
 
     def _delegated(self, path: str) -> bool:

@@ -128,6 +128,9 @@ class TaskSample:
     synced: bool = False  # it began a file sync in this tick
 
 
+SERVICES = "/system.slice/"  # where systemd puts services by default
+
+
 @dataclass(frozen=True)
 class CgroupControl:
     """Control files of a cgroup; read only for those that flood or flooded recently."""
@@ -139,7 +142,7 @@ class CgroupControl:
     written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
     delegated: bool = False  # it or a parent has Delegate=
     outside: bool = False  # the host has systemd, but this is in none of its slices
-    # Units that its own is ordered before or after, or depends on; None: not known.
+    # Units that its own, if in SERVICES, is ordered before or after, or depends on; None: unknown.
     related: Optional[Tuple[str, ...]] = None
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import Iterable, Mapping, Optional, Tuple
+from typing import Iterable, Mapping, Optional, Sequence, Tuple
 
 from writebackd.policy.keys import Protect
-from writebackd.types.samples import CgroupControl, CgroupSample
+from writebackd.types.samples import SERVICES, CgroupControl, CgroupSample
 
 # Seconds.  A cgroup that synced within this time is not paced: it may sync only now and then (a
 # backup at the end of each file, a checkpoint every five minutes), and waits for its own data then.
@@ -41,7 +41,6 @@ _PATHS: Tuple[Tuple[str, str], ...] = (
 )
 # What `pace = auto` may reach at all: other slices are arrangements of the admin.
 _SESSION = re.compile(r"/user\.slice/user-[0-9]+\.slice/session-[^/]+\.scope(/|$)")
-_SERVICES = "/system.slice/"
 
 
 def unit_of(path: str) -> str:
@@ -50,7 +49,9 @@ def unit_of(path: str) -> str:
     For a unit below user@1000.service that is user@1000.service.
     """
     parts = path.strip("/").split("/")
-    return next((part for part in parts if part.endswith((".service", ".scope"))), parts[-1])
+    name = next((part for part in parts if part.endswith((".service", ".scope"))), parts[-1])
+    # systemd puts an underscore before names like io.service, which are those of control files.
+    return name[1:] if name.startswith("_") else name
 
 
 def slices_of(path: str) -> Tuple[str, ...]:
@@ -104,18 +105,24 @@ def objection(
     for cgroup_id, syncer in lately.items():
         if cgroup_id == cgroup.cgroup_id or f"{syncer}/".startswith(f"{path}/"):
             return "it syncs itself, and would wait for its own writes"
-    if not auto:
+    if not auto or _SESSION.match(path):
         return None
-    return _unasked(path, control, {unit_of(each) for each in lately.values() if each})
+    return _unasked(path, control, bool(ours), list(lately.values()))
 
 
-def _unasked(path: str, control: CgroupControl, syncing: Iterable[str]) -> Optional[str]:
-    """Why `pace = auto` leaves a cgroup alone: a unit that syncs may wait for it."""
-    if _SESSION.match(path):
-        return None
-    if not path.startswith(_SERVICES):
+def _unasked(
+    path: str, control: CgroupControl, paced: bool, syncing: Sequence[Optional[str]]
+) -> Optional[str]:
+    """Why `pace = auto` leaves a unit alone: one that syncs may wait for it."""
+    if not path.startswith(SERVICES):
         return "`pace = auto` paces login sessions and units in system.slice"
+    if None in syncing:
+        return "a unit that synced lately is unknown"
     if control.related is None:
-        return "systemd has not said what it is ordered before and after"
-    waiting = sorted(set(syncing).intersection(control.related))
+        # One that is paced was allowed to be; a daemon that has just started has not asked yet.
+        return None if paced else "systemd has not said what it is ordered before and after"
+    names = {unit_of(each) for each in syncing if each}
+    # Others are ordered after postgresql.service, not after postgresql@15-main.service.
+    names |= {re.sub("@.*[.]", ".", name) for name in names}
+    waiting = sorted(names.intersection(control.related))
     return f"{waiting[0]}, which syncs, is ordered before or after it" if waiting else None

@@ -7,8 +7,8 @@ the cache keeps room, and a large dirty limit does no harm.  On a disk of 60 MB/
 of its idle rate with the best fixed limit, and 80 % with the flood held at 55 MB/s.
 
 Pacing begins with a full cache, at `pace-share` of R.  From then on the law sets the pace as it
-sets a limit (control/law.py).  domain.py divides the pace among the cgroups, and checks that
-commits are clearly faster than under the limit alone.
+sets a limit (control/law.py).  domain.py divides the pace among the cgroups, and ends it where
+commits wait for what is paced.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def pace(
             if want.state is DeviceState.EXCLUDED or not (want.demand or name in held):
                 continue
             want = replace(want, steps=(*want.steps, *notes))
-            if now.rate is not None:
+            if now.rate is not None and not memory.dry:
                 want = replace(want, state=DeviceState.PACE, reason=notes[0])
                 limit = limit_bytes(policy.of(scene.devices[name].device), sample.host, now)
                 if limit is not None:
