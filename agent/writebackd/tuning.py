@@ -96,8 +96,9 @@ PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
 # Seconds between two steps of the limit while R is unknown.  Must exceed FOLLOW_S, or the effect
 # measured is that of the previous limit.
 EVERY_S = 2.0
-# Factors used while R is unknown.  SEEK: of one step, and of the delay that the limit goes up to in
-# any case.  PAYS: beyond that, what the step before must have raised the rate by.
+# Factors.  SEEK: of one step while R is unknown, of the delay that the limit goes up to in any case,
+# and the most that a limit is above its knee once R is known.  PAYS: beyond that delay, what the
+# step before must have raised the rate by.
 SEEK, PAYS = 2.0, 1.12
 # Seconds.  The largest limit while R is unknown, in terms of the rate that it lets in.  The largest
 # knee seen was 0.06 s (a virtio disk).
@@ -106,13 +107,13 @@ MOST_S = 0.1
 # takes, so that the rate shows R.  Smaller ones may hold the flood themselves: the kernel needed 7
 # ms of R on one host and 18 on a busy one.
 LETS_IN_S = 24e-3
-# Shares of R, seconds, factor.  A flood that gets less than LEAST over CYCLE_S gets a larger limit,
+# Shares of R, and seconds.  A flood that gets less than LEAST over CYCLE_S gets a larger limit,
 # and above the mean of LEAST and FELL a smaller one again: below it throughput is worth more than
 # the commits that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9,
-# so CYCLE_S must span one.  STRETCH is the largest factor.
+# so CYCLE_S must span one.
 # So do commits that sleep in write() for more than LEAST of their time: under 1 MB two threads
 # slept 87 to 92 % and four 94 to 98 %; one slept 57 % and was better off there.
-LEAST, CYCLE_S, STRETCH = 0.8, 10.0, 2.0
+LEAST, CYCLE_S = 0.8, 10.0
 # Seconds.  How long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because
 # setting or removing one moves two limits.

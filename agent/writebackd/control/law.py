@@ -43,7 +43,6 @@ from writebackd.tuning import (
     RISE,
     SEEK,
     SHOWN_S,
-    STRETCH,
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
@@ -100,9 +99,9 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
         return law
     share, stretch = written / seconds / r, law.stretch
     if asleep:
-        stretch = STRETCH
+        stretch = SEEK
     elif share < LEAST:
-        stretch = min(STRETCH, stretch * LEAST / max(share, 0.5))
+        stretch = min(SEEK, stretch * LEAST / max(share, 0.5))
     elif share > (LEAST + FELL) / 2 and slept_s <= LEAST * commits_s / 2:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0,) * 4)

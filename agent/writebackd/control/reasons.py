@@ -11,7 +11,7 @@ from typing import Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.control.pacing.exclusions import unit_of
-from writebackd.tuning import CYCLE_S, LEAST, PAYS, SEEK, SHOWN_S, STRETCH
+from writebackd.tuning import CYCLE_S, LEAST, PAYS, SEEK, SHOWN_S
 from writebackd.types.core_memory import Memory, Trial
 from writebackd.types.decision import Basis, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
@@ -42,7 +42,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                    "once it is full, the limit is what drains in the allowed delay"),
     Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate, or no"
                  " commit was slow",
-                 f"every {formats.duration(CYCLE_S)} the limit rises, to {STRETCH:g} times what"
+                 f"every {formats.duration(CYCLE_S)} the limit rises, to {SEEK:g} times what"
                  " drains in the allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",
                  "`pace = auto` in [levers] helps, or a smaller floor if the kernel can apply it"),
