@@ -96,9 +96,9 @@ PREFER = {"latency": 0.5, "balanced": 1.0, "throughput": 2.0}
 # Seconds between two steps of the limit while R is unknown.  Must exceed FOLLOW_S, or the effect
 # measured is that of the previous limit.
 EVERY_S = 2.0
-# Factors.  SEEK: of one step while R is unknown, of the delay that the limit goes up to in any case,
-# and the most that a limit is above its knee once R is known.  PAYS: beyond that delay, what the
-# step before must have raised the rate by.
+# Factors.  SEEK: of one step while R is unknown, of the delay that the limit goes up to anyway, and
+# the most that a limit is above its knee once R is known.  PAYS: beyond that delay, what the step
+# before must have raised the rate by.
 SEEK, PAYS = 2.0, 1.12
 # Seconds.  The largest limit while R is unknown, in terms of the rate that it lets in.  The largest
 # knee seen was 0.06 s (a virtio disk).
