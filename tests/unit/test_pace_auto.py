@@ -145,12 +145,15 @@ def test_why_names_who_is_paced_since_when_and_the_command_that_exempts_it() -> 
     assert not host.tick().settings and "IO limits of its own" in said(host.tick())
 
 
-def test_a_long_wait_for_pages_of_the_paced_ends_the_pace_at_once() -> None:
+def test_a_long_wait_for_pages_of_the_paced_halves_the_limit_and_the_next_ends_the_pace() -> None:
     host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)])
     host.run_s(10.0)
     host.oldest_s = 0.29
-    assert host.tick().settings
+    wide = host.tick()
     host.oldest_s = 0.6
+    narrow = host.tick()
+    (pace,), (same,) = wide.settings, narrow.settings
+    assert wide.limit_bytes == pace.value // 4 and narrow.limit_bytes == same.value // 8
     assert not host.tick().settings
     assert "a sync waited 600 ms for pages of backup.service" in said(host.tick())
 

@@ -26,6 +26,7 @@ class PaceMemory:
     background_rate: float = 0.0  # bytes per second of the flusher, smoothed
     wrote_s: float = float("-inf")  # when one of them last wrote
     stray_s: float = 0.0  # for how long cgroups that cannot be paced have flooded
+    narrow: bool = False  # a commit has waited for what was dirty under the wide limit
     barred_until_s: float = float("-inf")
     barred_why: str = ""
 

@@ -26,11 +26,12 @@ from writebackd.types.samples import DeviceSample, HostInfo
 # Seconds without pacing after commits waited for the paced, or it could not be set.
 BARRED_S = 600.0
 # Seconds.  Dirty limit under a pace, in seconds of the pace: sync(2), a filesystem freeze and ext4
-# commits wait that long, and for the slices that io.max has let through: on ext4 one waited 0.37 s
-# at 0.25, none above 0.2 at 0.125.
-WIDE_S = 0.125
-# Seconds.  A single sync that waits for a paced cgroup's pages for longer ends the pace; a shorter
-# one is over before systemd has let go.
+# commits wait that long, and for the slices that io.max has let through.  It is NARROW_S once a
+# commit has waited for that: on ext4 one waited 0.37 s at 0.25, none above 0.2 at 0.125.  There
+# commits sleep in write(): on xfs 1.9 in place of 2.35 thousand a second.
+WIDE_S, NARROW_S = 0.25, 0.125
+# Seconds.  A single sync that waits for a paced cgroup's pages for longer narrows the limit, and the
+# next one ends the pace; a shorter one is over before systemd has let go.
 LONGEST_S = 0.3
 # Share.  A smaller change of a cgroup's pace is not written unless it is a cut: each change is a
 # call to systemd.
@@ -220,7 +221,10 @@ class PaceTick:
     def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
         flooding, rate = self._flooding(memory)[0], memory.rate or 0.0
         memory = self._timed(memory, flooding)
-        problem = self._problem(memory, flooding)
+        waited = self._waited_for(memory)
+        if waited is not None and not memory.narrow:
+            memory, waited = replace(memory, narrow=True), None
+        problem = self._problem(memory, flooding, waited)
         if problem is not None:
             barred_s, why = problem
             memory = replace(
@@ -273,7 +277,7 @@ class PaceTick:
         )
 
     def _problem(
-        self, memory: PaceMemory, flooding: Sequence[str]
+        self, memory: PaceMemory, flooding: Sequence[str], waited: Optional[str]
     ) -> Optional[Tuple[float, str]]:
         """Why the pace has to end, and for how many seconds none begins."""
         rate, lever = memory.rate or 0.0, LeverKind.PACE.value
@@ -287,10 +291,8 @@ class PaceTick:
             return STRAY_BARRED_S, f"cgroups that cannot be paced write {stray}: using the limit"
         if memory.unset_s >= UNSET_S and not self.memory.dry:
             return BARRED_S, f"io.max of {self._unset(memory)[0]} could not be set"
-        if memory.in_force_s is not None and self.demand:
-            waited = next(filter(None, map(self._waited, self.domain.group)), None)
-            if waited is not None:
-                return BARRED_S, f"{waited} for pages of {reasons.units(memory.rates)}"
+        if waited is not None:
+            return BARRED_S, f"{waited} for pages of {reasons.units(memory.rates)}"
         return None
 
     def _stray(self, memory: PaceMemory, flooding: Sequence[str]) -> float:
@@ -302,6 +304,11 @@ class PaceTick:
         devno, limits = self.domain.devno, self.scene.limits
         lines = {path: (limits.get(path) or {}).get(devno, "wbps=max") for path in memory.rates}
         return [path for path, line in lines.items() if "wbps=max" in line.split()]
+
+    def _waited_for(self, memory: PaceMemory) -> Optional[str]:
+        if memory.in_force_s is None or not self.demand:
+            return None
+        return next(filter(None, map(self._waited, self.domain.group)), None)
 
     def _waited(self, name: str) -> Optional[str]:
         """Whether syncs wait although the disk answers small writes at once; in words.
@@ -324,11 +331,12 @@ class PaceTick:
 
 
 def limit_bytes(bounds: DevicePolicy, host: HostInfo, memory: PaceMemory) -> Optional[int]:
-    """The dirty limit under a pace: what the paced cgroups write in WIDE_S; None without a pace."""
+    """The dirty limit under a pace, what the paced write in WIDE_S or NARROW_S; None without one."""
     if memory.rate is None or memory.in_force_s is None:
         return None
     floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
-    limit = int(min(bounds.drain_time_s, WIDE_S) * memory.rate)
+    wide_s = NARROW_S if memory.narrow else WIDE_S
+    limit = int(min(bounds.drain_time_s, wide_s) * memory.rate)
     return max(floor, min(limit, bounds.ceiling_bytes))
 
 
