@@ -30,8 +30,8 @@ BARRED_S = 600.0
 # commit has waited for that: on ext4 one waited 0.37 s at 0.25, none above 0.2 at 0.125.  There
 # commits sleep in write(): on xfs 1.9 in place of 2.35 thousand a second.
 WIDE_S, NARROW_S = 0.25, 0.125
-# Seconds.  A single sync that waits for a paced cgroup's pages for longer narrows the limit, and the
-# next one ends the pace; a shorter one is over before systemd has let go.
+# Seconds.  A single sync that waits for a paced cgroup's pages for longer narrows the limit, and
+# the next one ends the pace; a shorter one is over before systemd has let go.
 LONGEST_S = 0.3
 # Share.  A smaller change of a cgroup's pace is not written unless it is a cut: each change is a
 # call to systemd.
@@ -331,7 +331,7 @@ class PaceTick:
 
 
 def limit_bytes(bounds: DevicePolicy, host: HostInfo, memory: PaceMemory) -> Optional[int]:
-    """The dirty limit under a pace, what the paced write in WIDE_S or NARROW_S; None without one."""
+    """The dirty limit under a pace: what they write in WIDE_S or NARROW_S; None without a pace."""
     if memory.rate is None or memory.in_force_s is None:
         return None
     floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
