@@ -150,12 +150,15 @@ def test_a_long_wait_for_pages_of_the_paced_halves_the_limit_and_the_next_ends_t
     host.run_s(10.0)
     host.oldest_s = 0.29
     wide = host.tick()
-    host.oldest_s = 0.6
+    host.oldest_s = 0.4
     narrow = host.tick()
     (pace,), (same,) = wide.settings, narrow.settings
     assert wide.limit_bytes == pace.value // 4 and narrow.limit_bytes == same.value // 8
+    host.oldest_s = 0.5
+    assert host.tick().settings
+    host.oldest_s = 0.7
     assert not host.tick().settings
-    assert "a sync waited 600 ms for pages of backup.service" in said(host.tick())
+    assert "a sync waited 700 ms for pages of backup.service" in said(host.tick())
 
 
 # ---- what systemd says -------------------------------------------------------
