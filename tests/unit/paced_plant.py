@@ -83,7 +83,7 @@ class PacedPlant:
     syncing: bool = True
     oldest_s: float = 0.0  # age of the sync that is in flight at the tick
     entangled_s: float = 0.0  # that every sync waits for paced data
-    database: str = DATABASE
+    database: Optional[str] = DATABASE
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
     time_s: float = 1000.0

@@ -227,6 +227,7 @@ def test_unit_of_a_path() -> None:
     assert unit_of("/system.slice/system-getty.slice/getty@tty1.service") == "getty@tty1.service"
     assert unit_of("/system.slice/a.service/b.service/c") == "a.service"
     assert unit_of("/writebackd-lab/flood") == "flood"
+    assert unit_of("/system.slice/_io.service") == "io.service"  # as systemd escapes it
     assert "ssh*.service" in NEVER
 
 

@@ -235,6 +235,28 @@ def test_the_umbrella_of_an_instance_that_syncs_stands_for_it() -> None:
     assert not host.paced and "postgresql.service, which syncs, is ordered" in said(host.tick())
 
 
+def test_while_it_is_unknown_who_synced_only_sessions_are_paced() -> None:
+    for path, paced in ((TIMER, False), (SESSION, True)):
+        host = plant(policy=policy(pace="auto"), groups=[Group(path, related=NOBODY)])
+        host.database, host.memory = None, replace(host.memory, syncers={})
+        assert any(decision.settings for decision in host.run_s(20.0)) is paced
+    assert "not paced" not in said(host.tick())
+
+
+def test_a_pace_ends_before_it_is_forgotten_who_syncs() -> None:
+    """Commits five minutes apart would hold it for ten, and who syncs is remembered for five."""
+    asked = policy(pace="auto")
+    asked = replace(asked, objective=replace(asked.objective, demand_hold_s=600.0))
+    host = plant(policy=asked, groups=[Group(related=NOBODY)])
+    host.run_s(20.0)
+    known = host.memory.devices["sda"]
+    rare = replace(known, last_demand=(host.time_s, 280.0, 3, True))
+    host.memory = replace(host.memory, devices={"sda": rare})
+    host.syncing = False
+    held = [bool(decision.settings) for decision in host.run_s(320.0)]
+    assert all(held[:290]) and not any(held[300:])
+
+
 def test_a_daemon_that_has_just_started_keeps_the_paces_of_the_one_before() -> None:
     host = plant(policy=policy(pace="auto"), groups=[Group(related=NOBODY)])
     host.run_s(20.0)
