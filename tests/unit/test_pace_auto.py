@@ -6,16 +6,18 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 import pytest
 
 from paced_plant import Group
 from test_pace import plant, policy, said
+from writebackd.control.pacing.domain import PaceTick
 from writebackd.kernel import unit_relations
 from writebackd.kernel.child_process import Ended, Work
 from writebackd.kernel.unit_relations import UnitRelations
-from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Mode
 
 NOBODY: Tuple[str, ...] = ()
 LINE = "rbps=1048576 wbps=max riops=max wiops=max"
@@ -116,6 +118,17 @@ def test_it_waits_for_a_commit_above_the_objective_or_a_limit_at_its_floor() -> 
     ):
         host = plant(policy=asked, drain_rate=drain_rate, groups=[Group(related=NOBODY)])
         assert any(decision.settings for decision in host.run_s(20.0)) is paced
+
+
+@pytest.mark.parametrize("other_s, missed", [(0.9, False), (1.1, True)])
+def test_each_volume_of_a_disk_has_its_own_objective(other_s: float, missed: bool) -> None:
+    tick, estimates = object.__new__(PaceTick), {}
+    wants = []
+    for name, objective_s, wait_s in (("sda1", 0.05, 0.01), ("sda2", 1.0, other_s)):
+        wants.append(DeviceDecision(name, DeviceState.SQUEEZE, None, "", basis=Basis(objective_s)))
+        estimates[name] = SimpleNamespace(commit_p99_s=wait_s, oldest_commit_s=0.0)
+    vars(tick).update(wants=wants, _all_estimates=estimates)
+    assert tick._missed() is missed
 
 
 @pytest.mark.parametrize("dt_s", [0.5, 1.0])

@@ -121,9 +121,11 @@ class PaceTick:
         memory = self._measure(memory)
         if memory.rate is None:
             return self._consider(memory)
-        why = self._over(memory)
+        flooding, refused = self._flooding(memory)
+        gone = "" if flooding else reasons.refusals(refused) or "the cgroups are gone"
+        why = self._over(memory) or gone
         if not why:
-            return self._hold(memory)
+            return self._hold(memory, flooding)
         return _let_go(memory), () if memory.in_force_s is None else (f"pace released: {why}",)
 
     # ---- what was measured -------------------------------------------------
@@ -216,11 +218,10 @@ class PaceTick:
             return "nobody commits"
         if self.now_s - memory.wrote_s > QUIET_S:
             return "flood over"
-        flooding, refused = self._flooding(memory)
-        return "" if flooding else reasons.refusals(refused) or "the cgroups are gone"
+        return ""
 
-    def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, Notes]:
-        flooding, rate = self._flooding(memory)[0], memory.rate or 0.0
+    def _hold(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, Notes]:
+        rate = memory.rate or 0.0
         memory = self._timed(memory, flooding)
         waited = self._waited_for(memory)
         if waited is not None and not memory.narrow:
