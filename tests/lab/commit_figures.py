@@ -100,11 +100,16 @@ class Runs:
             self._found.setdefault(contender, []).append(found)
         # Pairs have no memory: their one flood stands for both.
         self.pairs = [name for name in self._found if not is_agent(name) and name != "default"]
+        # Four seconds of idle commits differ by a factor of four between runs on one disk.
+        self.idle = statistics.median(found["idle"]["rate"] for _, _, found in records)
 
     def each(self, name: str, turn: str, key: str) -> List[float]:
-        """A figure of all repeats."""
+        """A figure of all repeats; shares are those of the disk's median idle rate."""
         turn = turn if is_agent(name) else "first"
-        return [found[turn][key] for found in self._found.get(name, ()) if turn in found]
+        runs = [found for found in self._found.get(name, ()) if turn in found]
+        if key not in ("f", "score"):
+            return [found[turn][key] for found in runs]
+        return [found[turn][key] * found["idle"]["rate"] / self.idle for found in runs]
 
     def median(self, name: str, turn: str, key: str) -> float:
         """NaN where it was not measured: no comparison with it holds."""
