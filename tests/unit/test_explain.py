@@ -58,7 +58,7 @@ LATE = flood(commit_p99_s=40e-3)
 
 def test_the_state_says_where_a_larger_limit_is_tried() -> None:
     for rule, state in reasons.STATES.items():
-        larger = rule in (Rule.SEEK, Rule.SHORT)
+        larger = rule in (Rule.SEEK, Rule.SHORT, Rule.TEST)
         assert state is (DeviceState.PROBE if larger else DeviceState.GUARD)
 
 
@@ -122,7 +122,8 @@ WORDS = {
     Rule.MEASURE: "drain rate unknown, a larger limit did not raise throughput",
     Rule.KNEE: "the largest limit allowed, less than what drains in 16 ms at 256M/s",
     Rule.FILLING: "write cache has room, and takes more than the drain rate",
-    Rule.SHORT: "buffered writes got less than 80 % of the drain rate, or no commit was slow",
+    Rule.SHORT: "buffered writes got less than 80 % of the drain rate",
+    Rule.TEST: "a larger limit for some seconds, to see whether the device takes more",
     Rule.FLOOR: "write cache full at the smallest limit allowed",
 }
 BLIND, IDLE = "fsync latency is not visible", "no sync demand"

@@ -9,7 +9,8 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Twice that where commits spend 0.8 of their time in write() for three seconds,
-   and not back before it is half of that, or where the cache had room for ten: R may be more.
+   and not back before it is half of that.  Also where R may be more: where the cache had room for
+   ten seconds, and to test it for five in each minute, or in each ten once a test brought more.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -43,6 +44,7 @@ from writebackd.tuning import (
     RISE,
     SEEK,
     SHOWN_S,
+    TRUST_S,
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
@@ -69,16 +71,17 @@ def follow(
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
         if in_force and e.held_back:
-            law = _stretched(law, e, r, dt_s)
+            law = _tested(_stretched(law, e, r, dt_s), d, dt_s)
         takes = r if d.full_s > 0 else max(r, d.rate)
-        times = max(law.stretch, SEEK if e.held_back and d.room_s >= CYCLE_S else 1.0)
+        doubted = e.held_back and (d.room_s >= CYCLE_S or law.trust_s <= 0.0)
+        times = max(law.stretch, SEEK if doubted else 1.0)
         knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
         if not in_force:
             return law, Rule.COMING
         if times > 1.0:
-            return law, Rule.SHORT
+            return law, Rule.TEST if times > law.stretch else Rule.SHORT
         if knee > _within(r * bounds.delay_s, bounds):
             return law, Rule.FILLING
         return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
@@ -105,6 +108,16 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
     elif share > (LEAST + FELL) / 2 and slept_s <= LEAST * commits_s / 2:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0,) * 4)
+
+
+def _tested(law: LawMemory, d: Drain, dt_s: float) -> LawMemory:
+    """When R is tested next, or what came of it: a limit below R's keeps the cache from filling."""
+    trust_s = law.trust_s - dt_s
+    if trust_s <= 0.0 < law.trust_s:
+        law = replace(law, sought_rate=d.rate)
+    if trust_s <= -(EVERY_S + SHOWN_S):
+        trust_s = CYCLE_S if d.rate > PAYS * law.sought_rate else TRUST_S
+    return replace(law, trust_s=trust_s)
 
 
 def _tried(law: LawMemory, e: Estimate, dt_s: float) -> LawMemory:

@@ -22,7 +22,7 @@ STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
     Rule.OBSERVING: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
     Rule.MEASURE: DeviceState.GUARD, Rule.KNEE: DeviceState.GUARD, Rule.SHORT: DeviceState.PROBE,
-    Rule.FILLING: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
+    Rule.FILLING: DeviceState.GUARD, Rule.TEST: DeviceState.PROBE, Rule.FLOOR: DeviceState.GUARD,
 }
 
 # The reason, without figures, and what the law does next.
@@ -40,8 +40,10 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
     Rule.FILLING: ("write cache has room, and takes more than the drain rate",
                    "once it is full, the limit is what drains in the allowed delay"),
-    Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate, or no"
-                 " commit was slow",
+    Rule.TEST: ("a larger limit for some seconds, to see whether the device takes more",
+                "the drain rate follows what comes; then the limit is what drains in the allowed"
+                " delay again"),
+    Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate",
                  f"every {formats.duration(CYCLE_S)} the limit rises, to {SEEK:g} times what"
                  " drains in the allowed delay at most, or falls back"),
     Rule.FLOOR: ("write cache full at the smallest limit allowed",

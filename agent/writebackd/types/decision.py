@@ -44,6 +44,7 @@ class Rule(Enum):
     KNEE = "knee"  # R known: what drains in the allowed delay
     FILLING = "filling"  # the write cache has room, and takes more than R
     SHORT = "short"  # the flood got too little under that, or under a pace: larger
+    TEST = "test"  # twice that limit, as R may be more than is known
     FLOOR = "floor"  # a smaller limit is not allowed
     # of a pace
     CUT = "cut"  # cache full, and syncs take less than their share of R: lower

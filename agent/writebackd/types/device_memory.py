@@ -50,10 +50,11 @@ class LawMemory:
 
     limit_bytes: Optional[float] = None  # None: not begun
     written_s: float = float("-inf")  # when it was changed
-    sought_rate: float = 0.0  # under the limit before, while R is not known; bytes per second
+    sought_rate: float = 0.0  # under the limit before a step or a test of R; bytes per second
     # Under this limit: seconds, bytes written, seconds of commits in write(), and in all.
     tried: Tuple[float, ...] = (0.0,) * 4
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
+    trust_s: float = 10.0  # seconds of flood until R is tested; below 0: since that began
 
 
 @dataclass(frozen=True)
