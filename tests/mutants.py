@@ -375,7 +375,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "        os.stat(f'/proc/{tid}')\n    except FileNotFoundError:\n"),
     ],
     "test_who_may_read_what_names_processes": [
-        Mutant("report/safe_files.py", "MODE = 0o640", "MODE = 0o644"),
+        Mutant("safe_files.py", "MODE = 0o640", "MODE = 0o644"),
     ],
     "test_it_costs_neither_ticks_nor_memory": [
         Mutant(SERVER, "            sock.setblocking(False)\n", ""),

@@ -404,7 +404,7 @@ def test_full_run(start: Start, home: Home, found: VmLimits) -> None:
     """Without room for the ledger nothing is written."""
     daemon = start().answering()
     # The ledger's new text goes into a file of this name first.
-    blocker = home.runtime_dir / f"{LEDGER}.new"
+    blocker = home.runtime_dir / f".{LEDGER}.new"
     blocker.mkdir()
     assert home.ask("pin", bytes=PIN) is not None
     wait_for(lambda: "nothing written" in home.log.read_text(), what="for a word")

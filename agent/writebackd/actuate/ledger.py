@@ -27,6 +27,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size, read_limits
 from writebackd.paths import FIRST, IN_USE, RUNTIME_DIR
+from writebackd.safe_files import write_atomically
 from writebackd.types.levers import LeverKind, VmLimits
 
 _VERSION = 2
@@ -152,27 +153,11 @@ def load(path: Path) -> Optional[Ledger]:
 
 def save_json(path: Path, body: Dict[str, Any]) -> None:
     """Save `body` with a checksum, for `parse_json`. Raises OSError."""
-    write_whole(path, json.dumps(with_checksum(body)).encode() + b"\n")
+    write_atomically(path, json.dumps(with_checksum(body)).encode() + b"\n")
 
 
 def with_checksum(body: Dict[str, Any]) -> Dict[str, Any]:
     return {**body, "crc32": _checksum(body)}
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at `path` in one step, mode 0644. Raises OSError, which names it."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        # Bytes: for text, Python would now look for a codec module on the disk.
-        with open(fd, "wb") as file:
-            os.fchmod(fd, 0o644)  # readable without root, whatever the umask
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def load_json(path: Path) -> Optional[Dict[str, Any]]:

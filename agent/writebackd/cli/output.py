@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Mapping, Optional, TextIO
 
 from writebackd import formats
 from writebackd.cli.exit_codes import BAD_NEWS, CommandError
-from writebackd.report.safe_files import write_atomically
+from writebackd.safe_files import write_atomically
 
 # A pipe or a file has no width: a page that fits everywhere.
 _PLAIN_WIDTH = 80

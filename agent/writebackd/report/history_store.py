@@ -25,7 +25,7 @@ from writebackd.report.history_schema import (
     figures_to_row,
     storable,
 )
-from writebackd.report.safe_files import MODE, for_admins
+from writebackd.safe_files import MODE, for_admins
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.report.safe_files import write_atomically
+from writebackd.safe_files import write_atomically
 from writebackd.tuning import KEEP_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned

@@ -28,8 +28,8 @@ from writebackd.report.control_server import (
     remove_socket,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
-from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
+from writebackd.safe_files import write_atomically
 
 if TYPE_CHECKING:
     from writebackd.report.answers import MetricsAnswer

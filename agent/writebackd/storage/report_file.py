@@ -7,14 +7,12 @@ must not crash the daemon.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import math
 import os
 import stat
-import tempfile
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -24,6 +22,7 @@ from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_h
 from writebackd import __version__
 from writebackd.formats import printable
 from writebackd.kernel.files import KernelFiles
+from writebackd.safe_files import write_atomically
 from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, Controller, ToolError, read_json
 
 VERSION = 1
@@ -89,17 +88,8 @@ def decode(data: bytes) -> CollectorReport:
 
 
 def write(report: CollectorReport, path: Path) -> None:
-    """Write in one step: readers see the old report or the new. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=".raid-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encode(report))
-            os.fchmod(file.fileno(), 0o644)
-        os.rename(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    """Raises OSError."""
+    write_atomically(path, encode(report))
 
 
 def read(path: Path, owner: int = 0) -> CollectorReport:

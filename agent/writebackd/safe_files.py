@@ -16,7 +16,7 @@ _GROUPS = Path("/etc/group")  # not through NSS, which may ask the network
 def write_atomically(path: Path, data: bytes, for_all: bool = True) -> None:
     """Replace `path`: readers see the old contents or the new; for all, or by the umask.
 
-    Raises OSError, and then leaves no temporary file.
+    Raises OSError, which names it, and then leaves no temporary file.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -29,10 +29,10 @@ def write_atomically(path: Path, data: bytes, for_all: bool = True) -> None:
                 os.fchmod(file.fileno(), 0o644)
         # No fsync, as in the history: it would count as the demand that we look for.
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _open(path: str, flags: int) -> int:
