@@ -19,7 +19,7 @@ import os
 import re
 import time
 import zlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
@@ -28,7 +28,9 @@ from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size, read_limits
 from writebackd.paths import FIRST, IN_USE, RUNTIME_DIR
 from writebackd.safe_files import write_atomically
+from writebackd.types.codec import unpack
 from writebackd.types.levers import LeverKind, VmLimits
+from writebackd.types.quantities import Bytes, Count
 
 _VERSION = 2
 ON_EXIT = ("restore", "keep")
@@ -64,7 +66,7 @@ class LeverEntry:
     kind: str  # of LeverKind
     target: str
     name: str
-    identity: int
+    identity: Count
     original: str
     written: Tuple[str, ...]
 
@@ -86,13 +88,13 @@ class Ledger:
     """
 
     boot_id: str
-    pid: int
+    pid: Count
     created_wall_s: float
     on_exit: str
     originals: VmLimits
-    written: Tuple[Tuple[int, int], ...]
+    written: Tuple[Tuple[Bytes, Bytes], ...]
     levers: Tuple[LeverEntry, ...] = ()
-    earlier: Tuple[Tuple[int, int], ...] = ()  # set before these, the newest last
+    earlier: Tuple[Tuple[Bytes, Bytes], ...] = ()  # set before these, the newest last
 
     def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
         """The values of `pair` that this daemon may have written."""
@@ -147,7 +149,7 @@ def load(path: Path) -> Optional[Ledger]:
         return None if body is None else _parse(body)
     except OSError as error:
         raise LedgerError(path, f"cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise LedgerError(path, f"is damaged ({error})") from error
 
 
@@ -179,9 +181,8 @@ def checked(body: Any) -> Dict[str, Any]:
     return body
 
 
-def parse_limits(body: Mapping[str, Any]) -> VmLimits:
-    """Raises ValueError, KeyError or TypeError."""
-    limits = VmLimits(**{f.name: _natural(body[f.name]) for f in fields(VmLimits)})
+def check_limits(limits: VmLimits) -> VmLimits:
+    """The limits, unless they are impossible. Raises ValueError."""
     if any(bytes_ and ratio for bytes_, ratio in (pair.value(limits) for pair in PAIRS)):
         raise ValueError("both forms of a pair are set")
     return limits
@@ -251,46 +252,14 @@ def _parse(body: Dict[str, Any]) -> Ledger:
     version = body["version"]
     if version != _VERSION:
         raise ValueError(f"version {version}, this release knows {_VERSION}")
-    written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
-    levers = tuple(map(_lever, body["levers"]))
-    if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
+    ledger = unpack(Ledger, body)
+    check_limits(ledger.originals)
+    if ledger.on_exit not in ON_EXIT or not (0 if ledger.levers else 1) <= len(ledger.written) <= 2:
         raise ValueError("on_exit or written is impossible")
-    return Ledger(
-        boot_id=str(body["boot_id"]),
-        pid=_natural(body["pid"]),
-        created_wall_s=float(body["created_wall_s"]),
-        on_exit=body["on_exit"],
-        originals=parse_limits(body["originals"]),
-        written=written,
-        levers=levers,
-        earlier=tuple((_natural(a), _natural(b)) for a, b in body.get("earlier", ())),
-    )
-
-
-def _lever(body: Dict[str, Any]) -> LeverEntry:
-    entry = LeverEntry(
-        kind=body["kind"],
-        target=_text(body["target"]),
-        name=_text(body["name"]),
-        identity=_natural(body["identity"]),
-        original=_text(body["original"]),
-        written=tuple(map(_text, body["written"])),
-    )
-    if not is_lever(entry.lever) or len(entry.written) not in (1, 2):
-        raise ValueError(f"an impossible lever: {entry.lever}")
-    return entry
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, found {value!r}")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"expected a natural number, found {value!r}")
-    return value
+    for entry in ledger.levers:
+        if not is_lever(entry.lever) or len(entry.written) not in (1, 2):
+            raise ValueError(f"an impossible lever: {entry.lever}")
+    return ledger
 
 
 _SYSFS = "/sys/devices"
@@ -306,10 +275,10 @@ def first_found(files: KernelFiles) -> Optional[VmLimits]:
         lambda: load_json(path), lambda: checked(json.loads(attribute or b"null")),
     )  # fmt: skip
     for read in sources:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             body = read()
             if body is not None and not is_other_boot(files, body["boot_id"]):
-                return parse_limits(body["limits"])
+                return check_limits(unpack(VmLimits, body["limits"]))
     return None
 
 

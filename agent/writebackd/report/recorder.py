@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from writebackd.policy import Policy, render
-from writebackd.report.codec import Interned, pack, unpack
 from writebackd.safe_files import MODE, for_admins
+from writebackd.types.codec import Interned, pack, unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
