@@ -17,8 +17,10 @@ from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequ
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
 from writebackd.safe_files import write_atomically
 from writebackd.tuning import KEEP_S
+from writebackd.types.codec import unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.quantities import Figure, Rate, Seconds, Time
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
@@ -254,12 +256,12 @@ MOST_DISKS = 4096
 class Calibrated:
     """One run, or the median of several; None: unknown. Bytes, seconds, bytes per second."""
 
-    wall_s: float
-    drain_rate: Optional[float] = None
-    cache_bytes: Optional[float] = None
-    baseline_s: Optional[float] = None
-    tau_s: Optional[float] = None
-    limit_bytes: Optional[float] = None
+    wall_s: Time
+    drain_rate: Optional[Rate] = None
+    cache_bytes: Optional[Figure] = None
+    baseline_s: Optional[Seconds] = None
+    tau_s: Optional[Seconds] = None
+    limit_bytes: Optional[Figure] = None
 
 
 VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s")
@@ -285,7 +287,10 @@ def _decode_runs(data: bytes) -> Dict[str, Tuple[Calibrated, ...]]:
     body = json.loads(data)
     if body["version"] != RUNS_VERSION:
         raise ValueError(f"version {body['version']}, this release knows {RUNS_VERSION}")
-    return {str(name): tuple(map(_run, rows)) for name, rows in body["disks"].items()}
+    return {
+        str(name): tuple([unpack(Calibrated, row) for row in rows])
+        for name, rows in body["disks"].items()
+    }
 
 
 def unexpired_runs(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:
@@ -318,15 +323,3 @@ def seed(path: Path, identity: str, run: Calibrated) -> None:
     learned = replace(known.get(identity, Learned()), **facts)
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_atomically(path, encode({**known, identity: learned}))
-
-
-def _run(row: Mapping[str, Any]) -> Calibrated:
-    values = {name: _positive(row[name]) for name in VALUES if row.get(name) is not None}
-    return Calibrated(_positive(row["wall_s"]), **values)
-
-
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{value} is impossible")
-    return number

@@ -98,7 +98,9 @@ def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         pack_bare, unpack_bare = _codec(args[0])
-        check = args[1].checked
+        check = getattr(args[1], "checked", None)
+        if check is None:
+            return pack_bare, unpack_bare
         return pack_bare, lambda packed, interned: check(unpack_bare(packed, interned))
     if origin is Union:
         (present,) = (each for each in args if each is not type(None))
