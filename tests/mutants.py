@@ -355,8 +355,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     "test_at_random_points": [UNSAVED],
     "test_full_run": [UNSAVED],
     "test_full_disk_for_state": [
-        Mutant("report/history_store.py", "            log.warning(\"history %s: %s; events wait,",
-               "            log.debug(\"history %s: %s; events wait,"),
+        Mutant("report/background_writer.py", "log.warning(text", "log.debug(text"),
     ],
     "test_unplugged_under_a_flood": [
         Mutant("kernel/disk_identity.py", "f\"file {backing} at", "f\"file at"),

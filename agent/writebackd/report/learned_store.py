@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import threading
 import zlib
 from collections import deque
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
+from writebackd.report.background_writer import BackgroundWriter
 from writebackd.safe_files import write_atomically
 from writebackd.tuning import KEEP_S
 from writebackd.types.codec import unpack
@@ -37,7 +37,7 @@ _HEAD = f'{{"version": {VERSION}, "devices": [\n'
 _TAIL = '\n], "crc32": "00000000"}\n'
 
 
-class LearnedStore:
+class LearnedStore(BackgroundWriter):
     """Seeds the memory of new devices, and stores what was learned about them.
 
     Neither happens before the file has been read: on a disk that hangs the daemon goes on as if
@@ -49,23 +49,17 @@ class LearnedStore:
         path: Path,
         whole: Callable[[Memory], Iterable[DeviceMemory]] = lambda memory: memory.devices.values(),
     ) -> None:
-        """Start the thread. Touches no file itself.
+        """Start the thread.
 
         `whole`: the devices of a memory, with what is to be kept of them and lies elsewhere.
         """
-        self.path = path
+        super().__init__(path, "learned", 1)
         self._whole = whole
-        self.error: Optional[str] = None  # why the last attempt to write failed
         self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
         self._saved: Dict[str, Learned] = {}
         self._save_at_s = float("-inf")
         self._recalled: Sequence[Device] = ()  # the devices of the last tick
         self._read: Deque[Dict[str, Learned]] = deque()  # by the thread, for the loop
-        self._waiting: Deque[Dict[str, Learned]] = deque(maxlen=1)  # the newest is enough
-        self._wake = threading.Event()
-        self._closing = False
-        # A daemon thread: one stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="learned", daemon=True)
         self._thread.start()
 
     def recall(self, memory: Memory, devices: Sequence[Device], wall_s: float) -> Memory:
@@ -100,20 +94,12 @@ class LearnedStore:
         self._known = _bounded(self._known, wall_s)
         if self._known != self._saved:
             self._saved = dict(self._known)
-            self._waiting.append(self._saved)
-            self._wake.set()
+            self._offer_instead(self._saved)
 
     @property
     def was_read(self) -> bool:
         """Whether the file was read: from then on `keep` stores what the memory has."""
         return self._known is not None
-
-    def close(self, timeout: float) -> bool:
-        """Write what is queued, for at most `timeout` seconds. True if all was written."""
-        self._closing = True
-        self._wake.set()
-        self._thread.join(timeout)
-        return not self._thread.is_alive() and not self.error
 
     def _learn(self, memory: Memory, wall_s: float) -> None:
         assert self._known is not None
@@ -129,15 +115,8 @@ class LearnedStore:
         if known:
             log.info("learned before: %d devices in %s", len(known), self.path)
         self._read.append(known)
-        while True:
-            # In this order: what came before the flag was set is still written.
-            closing = self._closing
-            while self._waiting:
-                self._store(self._waiting.popleft())
-            if closing:
-                return
-            self._wake.wait()
-            self._wake.clear()
+        for learned in self._items():
+            self._tell(self._store(learned), "%s cannot be written: %s")
 
     def _load(self) -> Dict[str, Learned]:
         try:
@@ -156,17 +135,14 @@ class LearnedStore:
             log.warning("%s is damaged (%s), %s; learning starts anew", self.path, error, moved)
             return {}
 
-    def _store(self, known: Mapping[str, Learned]) -> None:
+    def _store(self, known: Mapping[str, Learned]) -> Optional[str]:
+        """Write the file; returns the error."""
         try:
-            data = encode(known)
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            write_atomically(self.path, data)
+            write_atomically(self.path, encode(known))
         except OSError as error:
-            if self.error is None:
-                log.warning("%s cannot be written: %s", self.path, error)
-            self.error = str(error)
-            return
-        self.error = None
+            return str(error)
+        return None
 
 
 def read_known(path: Path, decode: Callable[[bytes], Dict[str, T]]) -> Dict[str, T]:
