@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Tuple
 
-from writebackd.actuate.ledger import boot_id, is_other_boot, load_json, save_json
+from writebackd.actuate.ledger import boot_id, is_other_boot
 from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
+from writebackd.safe_files import load_json, save_json
 from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory, Retry
 from writebackd.types.decision import Mode

@@ -46,7 +46,7 @@ from tests.kernel.fault_rig import (
 from tests.kernel.scratch import run
 from writebackd.kernel.disk_identity import leaf_identity
 from writebackd.paths import LEARNED, LEDGER
-from writebackd.report.learned_store import encode
+from writebackd.report.learned_store import save_learned
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 
@@ -513,7 +513,7 @@ def test_unplugged_under_a_flood(
     name = device.rpartition("/")[2]
     home.state_dir.mkdir()
     known = {_identity(name): Learned(baseline_s=Fact(BASELINE_S, time.time()))}
-    (home.state_dir / LEARNED).write_bytes(encode(known))
+    save_learned(home.state_dir / LEARNED, known)
     flood = None
     try:
         daemon = start("--device", name)

@@ -32,7 +32,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.learned_store import encode
+from writebackd.report.learned_store import save_learned
 from writebackd.types.device_memory import Learned
 
 # How long an example takes says more of the machine, which may be shared, than of the code.
@@ -132,7 +132,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     history.record(Event(time.time() - 3 * 86400, "mode", text="of three days ago"))
     assert history.close(5.0)
     learned = {f"{name}, cache write back": Learned() for name in (WWID, GONE)}
-    (tmp_path / "learned.json").write_bytes(encode(learned))
+    save_learned(tmp_path / "learned.json", learned)
     (tmp_path / "ledger.json").write_text('{"boot_id": "0a1b2c3d-1111-2222-3333-444455556666"}')
     fake = FakeDaemon(tmp_path)
     culprit = Culprit(pid=7, comm="dd", cmdline="dd --password=hunter2 of=/home/alice/x")

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import time
-import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
@@ -27,7 +26,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size, read_limits
 from writebackd.paths import FIRST, IN_USE, RUNTIME_DIR
-from writebackd.safe_files import write_atomically
+from writebackd.safe_files import checked, load_json, save_json, with_checksum
 from writebackd.types.codec import unpack
 from writebackd.types.levers import LeverKind, VmLimits
 from writebackd.types.quantities import Bytes, Count
@@ -40,8 +39,6 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Earlier values that are kept: of half a minute in which a limit is lowered by steps.
 _KEPT = 32
-# A ledger has about 400 bytes plus 200 for each other lever; a larger file is something else.
-_MAX_BYTES = 1 << 20
 
 
 class LedgerError(Exception):
@@ -153,34 +150,6 @@ def load(path: Path) -> Optional[Ledger]:
         raise LedgerError(path, f"is damaged ({error})") from error
 
 
-def save_json(path: Path, body: Dict[str, Any]) -> None:
-    """Save `body` with a checksum, for `parse_json`. Raises OSError."""
-    write_atomically(path, json.dumps(with_checksum(body)).encode() + b"\n")
-
-
-def with_checksum(body: Dict[str, Any]) -> Dict[str, Any]:
-    return {**body, "crc32": _checksum(body)}
-
-
-def load_json(path: Path) -> Optional[Dict[str, Any]]:
-    """What `save_json` saved; None without a file. Raises OSError, ValueError or KeyError."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    return checked(json.loads(data.decode("ascii")))
-
-
-def checked(body: Any) -> Dict[str, Any]:
-    """The body that `with_checksum` gave. Raises ValueError or KeyError."""
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    if body["crc32"] != _checksum(body):
-        raise ValueError("the checksum does not fit")
-    return body
-
-
 def check_limits(limits: VmLimits) -> VmLimits:
     """The limits, unless they are impossible. Raises ValueError."""
     if any(bytes_ and ratio for bytes_, ratio in (pair.value(limits) for pair in PAIRS)):
@@ -240,12 +209,6 @@ def is_other_boot(files: KernelFiles, boot: str) -> bool:
     """Whether both boot ids are known and differ."""
     now = boot_id(files)
     return bool(now and boot) and now != boot
-
-
-def _checksum(body: Dict[str, Any]) -> str:
-    """Detects a flipped bit in a number, which would still be valid JSON."""
-    text = json.dumps({key: body[key] for key in body if key != "crc32"}, sort_keys=True)
-    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _parse(body: Dict[str, Any]) -> Ledger:
