@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from route_cases import wait_for
@@ -187,6 +187,7 @@ ANY = st.builds(
 )
 
 
+@settings(deadline=None)  # each writes a file
 @given(st.dictionaries(st.text(), ANY, max_size=8))
 def test_round_trip(known: Dict[str, Learned]) -> None:
     with tempfile.TemporaryDirectory() as directory:
