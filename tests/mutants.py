@@ -355,8 +355,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     "test_at_random_points": [UNSAVED],
     "test_full_run": [UNSAVED],
     "test_full_disk_for_state": [
-        Mutant("report/history_store.py", "            log.warning(\"history %s: %s; events wait,",
-               "            log.debug(\"history %s: %s; events wait,"),
+        Mutant("report/background_writer.py", "log.warning(text", "log.debug(text"),
     ],
     "test_unplugged_under_a_flood": [
         Mutant("kernel/disk_identity.py", "f\"file {backing} at", "f\"file at"),
@@ -375,7 +374,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                "        os.stat(f'/proc/{tid}')\n    except FileNotFoundError:\n"),
     ],
     "test_who_may_read_what_names_processes": [
-        Mutant("report/safe_files.py", "MODE = 0o640", "MODE = 0o644"),
+        Mutant("safe_files.py", "MODE = 0o640", "MODE = 0o644"),
     ],
     "test_it_costs_neither_ticks_nor_memory": [
         Mutant(SERVER, "            sock.setblocking(False)\n", ""),

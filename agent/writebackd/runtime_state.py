@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Tuple
 
-from writebackd.actuate.ledger import boot_id, is_other_boot, load_json, save_json
+from writebackd.actuate.ledger import boot_id, is_other_boot
 from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.kernel.files import KernelFiles
-from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
+from writebackd.safe_files import load_json, save_json
+from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory, Retry
 from writebackd.types.decision import Mode
 from writebackd.types.levers import Action, Intrusion
@@ -82,8 +83,8 @@ class OrdersFile:
         try:
             body = load_json(path)
             if body is not None and not is_other_boot(files, body["boot_id"]):
-                self.saved = unpack(Orders, body["orders"], Interned())
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                self.saved = unpack(Orders, body["orders"])
+        except (OSError, ValueError, KeyError) as error:
             log.warning("%s: not used, modes and pins from before are lost: %s", path, error)
 
     def save(self, state: RuntimeState) -> None:
@@ -91,7 +92,7 @@ class OrdersFile:
         now = Orders.of(state)
         if now == self.saved:
             return
-        body = {"boot_id": boot_id(self._files), "orders": pack(now, Interned())}
+        body = {"boot_id": boot_id(self._files), "orders": pack(now)}
         try:
             save_json(self._path, body)
         except OSError as error:

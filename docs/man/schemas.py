@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT / "agent")]
 
 from writebackd.cli import client_answers  # noqa: E402
 from writebackd.notify import alert_answer  # noqa: E402
-from writebackd.report import answers  # noqa: E402
+from writebackd.report import answers, metrics  # noqa: E402
 from writebackd.types.quantities import Range  # noqa: E402
 
 PLACE = ROOT / "docs" / "schema"
@@ -45,6 +45,7 @@ _PLAIN = {
 }  # fmt: skip
 _UNITS = "Sizes in bytes, times in seconds, rates per second; unknown is null."
 _HIDDEN = ("Event", "alert")  # for the verb alerts
+_HELP = {name: f"{text[:1].lower()}{text[1:]}".rstrip(".") for name, _, text, _ in metrics.DEVICE}
 _CLASS = re.compile(r"class (\w+)|(\w+) = (?:TypedDict|Union)\b")
 
 
@@ -112,6 +113,8 @@ def _union(kinds: Tuple[Any, ...]) -> Json:
 
 
 def _described(schema: Json, text: str) -> Json:
+    if text.startswith("= "):
+        text = _HELP[text[2:]]
     text = ", ".join(filter(None, (text, schema.pop("description", ""))))
     return {"description": text, **schema} if text else schema
 

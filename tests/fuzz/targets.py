@@ -144,8 +144,8 @@ def state(data: bytes) -> None:
     except ledger.LedgerError:
         pass
     try:
-        learned_store.decode(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        learned_store.read_learned(path)
+    except ValueError:
         pass
 
 

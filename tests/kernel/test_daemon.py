@@ -28,7 +28,7 @@ from tests.kernel.fault_rig import (
 from tests.kernel.scratch import scratch_disk
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
-from writebackd.report.learned_store import decode, encode
+from writebackd.report.learned_store import read_learned, save_learned
 from writebackd.types.device_memory import Fact
 from writebackd.types.levers import VmLimits
 
@@ -395,18 +395,18 @@ def test_what_was_learned_outlives_a_restart(
         assert first.end() == 0
         # No flood here: what the disk drains is said by the file instead.
         path = tmp_path / "state" / "learned.json"
-        known = decode(path.read_bytes())
+        known = read_learned(path)
         ((identity, learned),) = known.items()
         assert learned.baseline_s is not None and learned.drain_rate is None
         rate = Fact(2.5e8, learned.baseline_s.wall_s - 3 * 3600)
-        path.write_bytes(encode({identity: replace(learned, drain_rate=rate)}))
+        save_learned(path, {identity: replace(learned, drain_rate=rate)})
         second = start("--device", disk.device)
         wait_for(lambda: second.device(disk.device).get("drain_rate") == 2.5e8)
         assert second.device(disk.device)["fsync_baseline_s"] == learned.baseline_s.value
         steps = second.ctl("why", disk.device)[1]["devices"][0]["steps"]
         assert steps[0] == "drain rate 238M/s, learned before the restart, 3h0m ago"
         second.end()
-        assert decode(path.read_bytes())[identity].drain_rate == rate
+        assert read_learned(path)[identity].drain_rate == rate
 
 
 def test_a_damaged_file_of_what_was_learned_is_set_aside(

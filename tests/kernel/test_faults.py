@@ -46,7 +46,7 @@ from tests.kernel.fault_rig import (
 from tests.kernel.scratch import run
 from writebackd.kernel.disk_identity import leaf_identity
 from writebackd.paths import LEARNED, LEDGER
-from writebackd.report.learned_store import encode
+from writebackd.report.learned_store import save_learned
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 
@@ -404,7 +404,7 @@ def test_full_run(start: Start, home: Home, found: VmLimits) -> None:
     """Without room for the ledger nothing is written."""
     daemon = start().answering()
     # The ledger's new text goes into a file of this name first.
-    blocker = home.runtime_dir / f"{LEDGER}.new"
+    blocker = home.runtime_dir / f".{LEDGER}.new"
     blocker.mkdir()
     assert home.ask("pin", bytes=PIN) is not None
     wait_for(lambda: "nothing written" in home.log.read_text(), what="for a word")
@@ -513,7 +513,7 @@ def test_unplugged_under_a_flood(
     name = device.rpartition("/")[2]
     home.state_dir.mkdir()
     known = {_identity(name): Learned(baseline_s=Fact(BASELINE_S, time.time()))}
-    (home.state_dir / LEARNED).write_bytes(encode(known))
+    save_learned(home.state_dir / LEARNED, known)
     flood = None
     try:
         daemon = start("--device", name)

@@ -19,7 +19,7 @@ import pytest
 from tests.kernel.fault_rig import AGENT, limits, wait_for
 from tests.kernel.scratch import Scratch, scratch_disk
 from tests.kernel.test_daemon import Running, start, untouched
-from writebackd.report.learned_store import decode, encode
+from writebackd.report.learned_store import read_learned, save_learned
 from writebackd.trial.plan import LEASE_S
 from writebackd.types.device_memory import Fact
 
@@ -90,10 +90,10 @@ def disk(start: Callable[..., Running], tmp_path: Path) -> Iterator[Scratch]:
         first.end()
         (tmp_path / "alone.conf").write_text(POLICY)
         path = tmp_path / "state" / "learned.json"
-        ((identity, learned),) = decode(path.read_bytes()).items()
+        ((identity, learned),) = read_learned(path).items()
         assert learned.baseline_s is not None
         rate = Fact(DRAIN, learned.baseline_s.wall_s)
-        path.write_bytes(encode({identity: replace(learned, drain_rate=rate)}))
+        save_learned(path, {identity: replace(learned, drain_rate=rate)})
         yield disk
 
 

@@ -29,10 +29,10 @@ from writebackd.report.learned_store import (
     MOST_RUNS,
     Calibrated,
     add,
-    decode,
-    encode,
     load,
     median,
+    read_learned,
+    save_learned,
     seed,
     unexpired_runs,
 )
@@ -134,12 +134,12 @@ def test_old_runs_go(tmp_path: Path) -> None:
 def test_it_seeds_what_the_daemon_begins_with_and_leaves_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "learned.json"
     old = Fact(3.0, NOW - 9.0)
-    path.write_bytes(encode({
+    save_learned(path, {
         "disk A": Learned(drain_rate=old, cache_bytes=old, usual_sync_rate=old),
         "disk B": Learned(drain_rate=old),
-    }))  # fmt: skip
+    })  # fmt: skip
     seed(path, "disk A", run_of(100.0, baseline_s=1e-3))
-    known = decode(path.read_bytes())
+    known = read_learned(path)
     assert known["disk A"] == Learned(
         drain_rate=Fact(100.0, NOW), baseline_s=Fact(1e-3, NOW), cache_bytes=old,
         usual_sync_rate=old,
@@ -517,7 +517,7 @@ def test_it_says_first_what_it_will_write_and_then_what_it_found(
     assert "price fsyncs at 70 % of their idle rate, the flood at 97 % of the drain rate" in whole
     assert "kept 1 run: 100M/s, cache 512M, limit 2.0M" in whole
     assert load(tmp_path / "calibrations.json")["disk A"][0].limit_bytes == 2 * MB
-    assert decode((tmp_path / "learned.json").read_bytes())["disk A"].drain_rate is not None
+    assert read_learned(tmp_path / "learned.json")["disk A"].drain_rate is not None
 
 
 def test_data_follow_the_schema(calibrated: Any) -> None:

@@ -26,7 +26,7 @@ from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recal
 from writebackd.policy.reload import read_timetable
 from writebackd.report.control_server import RequestError
 from writebackd.report.history_schema import HistoryError, read_history
-from writebackd.report.learned_store import decode
+from writebackd.report.learned_store import read_learned
 from writebackd.report.timeline import pin_spans
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
@@ -297,13 +297,13 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     rig.daemon.state.alerts = replace(rig.daemon.state.alerts, health={name: watch})
     rig.daemon._learned.keep(rig.daemon.state.memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
-    wait_for(lambda: file.exists() and "disk" in decode(file.read_bytes()))
-    rate = decode(file.read_bytes())["disk"].usual_sync_rate
+    wait_for(lambda: file.exists() and "disk" in read_learned(file))
+    rate = read_learned(file)["disk"].usual_sync_rate
     assert rate is not None and rate.value == 900.0
     answer = rig.daemon.handle("forget", {"device": f"/dev/{name}"}, 0)
     assert list(schema.problems(json.loads(json.dumps(answer)), schema.load("forget"))) == []
     assert answer["device"] == name
-    wait_for(lambda: "disk" not in decode(file.read_bytes()))
+    wait_for(lambda: "disk" not in read_learned(file))
     after = rig.daemon.state.memory.devices[name]
     assert all(getattr(after, fact) is None for fact in FACTS)
     assert after.decisions == 7  # a decision id never comes twice

@@ -26,8 +26,6 @@ from writebackd.kernel.map_readers import Reading, SyncReader, SysctlWriteReader
 from writebackd.kernel.probe import BpfProbe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
-from writebackd.kernel.vm import read_state
-from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
 from writebackd.types.levers import ForeignWrite
 from writebackd.types.samples import SyncSample
@@ -145,30 +143,8 @@ def test_threads_and_processes_that_wait_are_the_disks(opened: Any) -> None:
 def test_losses_of_a_tick_are_in_its_reading(opened: Any) -> None:
     bpf_layout.STATE.pack_into(opened._losses._memory, 0, 0, 5, 0, 2, 0)
     first, second = opened.read(), opened.read()
-    assert (first.syncs_lost, first.unlisted) == (5, True)
-    assert (second.syncs_lost, second.unlisted) == (0, False)
+    assert (first.syncs_lost, second.syncs_lost) == (5, 0)
     assert opened._losses.read() == Losses(0, 5, 0, 2, 0)
-
-
-def test_what_threads_without_a_place_dirty_is_known(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = FakeHost(tmp_path)
-    topology = Topology(host)
-    topology.scan()
-    probe: Any = FakeProbe()
-    sampler = Sampler(host, topology, probe, lambda device: None)
-    state = read_state(host)
-    dirtied = iter((100 << 20, 400 << 20, 700 << 20, 1000 << 20))
-    monkeypatch.setattr(
-        "writebackd.kernel.sampler.read_state",
-        lambda files: replace(state, dirtied_bytes=next(dirtied)),
-    )
-    found = []
-    for unlisted in (True, True, False, True):
-        probe.next = Reading(unlisted=unlisted, dirtied_bytes=10 << 20)
-        found.append(sampler.read(1.0, 0.0, 1.0, ()).unlisted_bytes >> 20)
-    assert found == [0, 290, 0, 290]
 
 
 def test_while_syncs_are_lost_a_disk_that_shows_none_is_blind(tmp_path: Any) -> None:

@@ -19,6 +19,7 @@ from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate.ledger import Ledger, LedgerError, boot_id, load, set_aside
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import BACKGROUND, LIMIT
+from writebackd.safe_files import with_checksum
 from writebackd.types.levers import VmLimits
 
 LEDGER = Ledger(
@@ -131,8 +132,7 @@ def test_impossible_contents_are_told(path: Path, change: Dict[str, Any]) -> Non
     LEDGER.save(path)
     body = json.loads(path.read_text())
     body.update(change)
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
+    path.write_text(json.dumps(with_checksum(body)))
     with pytest.raises(LedgerError, match="damaged"):
         load(path)
 

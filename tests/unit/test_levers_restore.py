@@ -30,12 +30,12 @@ from lever_cases import (
     world,
 )
 from limit_cases import MIB, saved
-from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.actuate.lever_writer import Levers
 from writebackd.kernel.lever_files import Lever, identity, is_lever
+from writebackd.safe_files import with_checksum
 from writebackd.types.levers import LeverKind, Setting, VmLimits
 
 path, files, plain, systemd = FIXTURES
@@ -289,7 +289,7 @@ def test_levers_that_are_no_longer_used_go_home_from_an_earlier_ledger(
             )
         ],
     }  # fmt: skip
-    path.write_text(json.dumps({**body, "crc32": ledger_module._checksum(body)}))
+    path.write_text(json.dumps(with_checksum(body)))
     assert restore_from_ledger(plain, path).status == "restored" and not path.exists()
     assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
     assert plain.queues["sda"] == {"nr_requests": 64, "max_sectors_kb": 1280}
@@ -364,8 +364,7 @@ def test_impossible_lever_in_the_ledger_is_told(
     settle(started(plain, path), NR)
     body = json.loads(path.read_text())
     body["levers"][0].update(change)
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
+    path.write_text(json.dumps(with_checksum(body)))
     assert restore_from_ledger(plain, path).status == "failed"
     assert plain.queues["sda"]["nr_requests"] == 8
 

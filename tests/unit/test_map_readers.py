@@ -305,7 +305,6 @@ def test_of_too_many_active_threads_the_smallest_are_taken_out(held: Any) -> Non
         assert (found.get(flooder) == 290 << 20) is (tick >= 2)
         assert len(held.entries) == held.max_entries // 2
         assert (flooder in held_tids(held)) is (tick >= 2)
-    assert reader.dirtied_bytes >= 290 << 20
 
 
 def test_a_commit_that_waits_keeps_its_place_among_larger_writers(held: Any) -> None:

@@ -369,7 +369,7 @@ def test_what_goes_wrong_is_told_once_and_passes(
     wait_for(lambda: file.error is not None)
     for _ in range(3):
         file.offer(samples.guard())
-        wait_for(lambda: not file._waiting)
+        wait_for(file._waiting.empty)
     path.parent.mkdir()
     file.offer(samples.guard())
     wait_for(path.exists)

@@ -26,7 +26,6 @@ from writebackd.cli.doctor_checks import raid
 from writebackd.cli.status_screen import render_status
 from writebackd.kernel.topology import scan
 from writebackd.paths import RAID as FILE
-from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.device_answers import devices_json
 from writebackd.report.status_answer import status_json
 from writebackd.storage import report_file, storcli
@@ -35,6 +34,7 @@ from writebackd.storage.collector import collect, with_kernel
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
 from writebackd.storage.tool_output import Controller, Volume
+from writebackd.types.codec import Interned, pack, unpack
 from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection, Threshold
 

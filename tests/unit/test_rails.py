@@ -27,7 +27,6 @@ from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import executor, host_lock, lever_plan
 from writebackd.actuate import kill_switch as off_module
-from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import ledger_restore as restore_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Executor
@@ -45,6 +44,7 @@ from writebackd.control import device_decision, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.kernel.map_readers import Reading
 from writebackd.report import attribution as culprits_module
+from writebackd.safe_files import with_checksum
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
 from writebackd.types.samples import VmState
 
@@ -516,8 +516,7 @@ def _in_place(self: Ledger, path: Path) -> None:
     with open(path, "wb") as file:
         os.fchmod(file.fileno(), 0o644)
         body = {"version": 2, **asdict(self)}
-        body["crc32"] = ledger_module._checksum(body)
-        file.write(json.dumps(body).encode())
+        file.write(json.dumps(with_checksum(body)).encode())
 
 
 def _unjudged(self: Levers, lever: Any, change: Any, problem: Optional[str]) -> Any:

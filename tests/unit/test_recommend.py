@@ -17,7 +17,7 @@ import pytest
 import schema
 from figure_cases import BEGIN_S, EVIL, SLOW, days, row, rows
 from history_cases import written
-from writebackd.actuate.ledger import Ledger, boot_id, save_json
+from writebackd.actuate.ledger import Ledger, boot_id
 from writebackd.cli import ctl
 from writebackd.cli import recommend as verb
 from writebackd.kernel.conflicting_tools import ConflictingTool
@@ -28,7 +28,7 @@ from writebackd.policy import check, load_policy
 from writebackd.report.alert_answers import blamed, sentence
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
-from writebackd.report.learned_store import encode
+from writebackd.report.learned_store import save_learned
 from writebackd.report.recommendation import (
     Basis,
     Host,
@@ -49,6 +49,7 @@ from writebackd.report.recommendation_files import (
     undone_to,
 )
 from writebackd.report.timeline import drain_spans, pin_spans
+from writebackd.safe_files import save_json
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 from writebackd.types.storage import Device
@@ -453,7 +454,7 @@ def test_a_history_of_other_disks_says_why_it_is_not_enough(tmp_path: Path, run:
 
 def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: Run) -> None:
     known = {"none of this host": Learned(cache_bytes=Fact(5e8, BEGIN_S))}
-    (history.parent / "learned.json").write_bytes(encode(known))
+    save_learned(history.parent / "learned.json", known)
     assert run()[0] == 0
     (history.parent / "learned.json").write_bytes(b"{")
     code, out, _ = run()
@@ -655,7 +656,7 @@ sys.exit(code)
 
 @pytest.mark.parametrize("form", ["text", "json", *FILES])
 def test_it_reads_only_and_needs_no_daemon(history: Path, form: str, tmp_path: Path) -> None:
-    history.parent.joinpath("learned.json").write_bytes(encode({}))
+    save_learned(history.parent / "learned.json", {})
     before = {each.name: (each.read_bytes(), each.stat().st_mtime_ns)
               for each in history.parent.iterdir()}  # fmt: skip
     output = tmp_path / "output" / "file.conf"

@@ -36,9 +36,9 @@ from writebackd.cli.replay import policy_of
 from writebackd.commands import set_mode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import recorder
-from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.recorder import FILE_S, Recorded, Recorder, RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
+from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
@@ -306,8 +306,8 @@ def test_memory_and_samples_of_a_first_tick_come_back() -> None:
         law=LawMemory(limit_bytes=2.0**21), drain=Drain(full_ticks=(1e8,))
     )
     for memory in (Memory(), Memory(devices={"sda": known})):
-        packed = json.loads(json.dumps(pack(memory, Interned())))
-        assert unpack(Memory, packed, Interned()) == memory
+        packed = json.loads(json.dumps(pack(memory)))
+        assert unpack(Memory, packed) == memory
 
 
 def test_a_recording_may_have_a_field_that_is_gone() -> None:
@@ -315,10 +315,10 @@ def test_a_recording_may_have_a_field_that_is_gone() -> None:
         "flooded_before": True, "last_flood_s": 5.0, "window_limit_bytes": 1 << 20,
         "drain_window": [[1.0, 2e8], [0.5, 2.1e8]], "sync_window": [[1.0, 40.0]],
     }
-    mine = unpack(DeviceMemory, packed, Interned())
+    mine = unpack(DeviceMemory, packed)
     assert mine == DeviceMemory(last_flood_s=5.0) and mine.flooded_before
-    with pytest.raises(KeyError):
-        unpack(DeviceMemory, {"never": 1}, Interned())
+    with pytest.raises(ValueError, match="decisions: no int"):
+        unpack(DeviceMemory, {"decisions": 1.5})
 
 
 def test_a_recording_of_the_law_that_searched_for_the_limit_is_read() -> None:
@@ -334,7 +334,7 @@ def test_a_recording_of_the_law_that_searched_for_the_limit_is_read() -> None:
                  "carried": [7e8, 3.0], "climb": {"from_bytes": 2 << 20, "rate": 2e8}},
         "target_bytes": 2 << 20, "state": "squeeze", "decisions": 7,
     }  # fmt: skip
-    memory = unpack(Memory, {"devices": [["sda", mine]], "limit_bytes": 2 << 20}, Interned())
+    memory = unpack(Memory, {"devices": [["sda", mine]], "limit_bytes": 2 << 20})
     assert memory == Memory(
         limit_bytes=2 << 20,
         devices={"sda": DeviceMemory(

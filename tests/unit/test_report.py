@@ -25,8 +25,8 @@ from writebackd.report.device_plot import BINS, bins, device_plot
 from writebackd.report.history_schema import Event, read_figures, read_history
 from writebackd.report.plot import THIN, escape
 from writebackd.report.report_page import MAX_EVENTS, render
-from writebackd.report.safe_files import write_atomically
 from writebackd.report.timeline import Signs, Span, alert_marks, state_marks
+from writebackd.safe_files import write_atomically
 
 
 def test_the_page_needs_no_network_and_no_script() -> None:

@@ -25,13 +25,13 @@ from writebackd.estimate.estimator import estimate
 from writebackd.kernel.map_readers import Reading
 from writebackd.policy import load_policy
 from writebackd.policy.reload import Timetable
-from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_figures import Collector
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
 from writebackd.trial.plan import bound
 from writebackd.trial.trial_page import remarks
 from writebackd.trial.trial_run import End, TrialRun, TrialTick
+from writebackd.types.codec import Interned, pack, unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode
 from writebackd.types.histogram import Histogram
@@ -294,7 +294,7 @@ def test_limits_take_turns_and_the_law_has_them_after_it(host: Host) -> None:
     assert limits[:10] == [DRAIN] * 10 and limits[11:20] == [own] * 9
     told = host.ask()
     assert (told["ended"], told["left"]) == ("done", 0)
-    ticks = [unpack(TrialTick, each, Interned()) for each in json.loads(json.dumps(told["ticks"]))]
+    ticks = [unpack(TrialTick, each) for each in json.loads(json.dumps(told["ticks"]))]
     assert [tick.block for tick in ticks] == [0] * 10 + [1] * 10
     assert [tick.counts for tick in ticks] == ([False] * 5 + [True] * 5) * 2
     assert all(tick.figures.fsyncs == 40 for tick in ticks)

@@ -20,11 +20,11 @@ from test_cli import SOURCE, FakeDaemon, Run, daemon, run
 from trial_case import FakeTrial, made
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
-from writebackd.report.codec import Interned, pack
 from writebackd.report.control_server import RequestError
 from writebackd.trial.analysis import Block, block_of
 from writebackd.trial.plan import Plan, order
 from writebackd.trial.trial_run import TrialTick
+from writebackd.types.codec import pack
 
 __all__ = ["daemon", "run"]
 
@@ -87,7 +87,7 @@ class Slow(FakeTrial):
         some = ticks[:17]  # more than one answer holds
         self.left = len(ticks) - len(some)
         return {"ended": ended, "why": self.why, "left": self.left,
-                "ticks": [pack(each, Interned()) for each in some]}  # fmt: skip
+                "ticks": [pack(each) for each in some]}  # fmt: skip
 
 
 def test_progress_verdict_and_page(daemon: FakeDaemon, run: Run, tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from writebackd.alerts.alert_types import Alert
 from writebackd.control.decide import decide
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
-from writebackd.report.codec import Interned, pack
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import analyse
 from writebackd.trial.plan import ORIGINAL, Bound, Plan, order, settle_s
 from writebackd.trial.trial_page import TrialSummary, render
 from writebackd.trial.trial_run import TrialRun, TrialTick, stop_s
+from writebackd.types.codec import pack
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate
@@ -135,7 +135,7 @@ class FakeTrial:
             }  # fmt: skip
         ticks = made(self.plan)[args["since"] :]
         return {"ended": "done", "why": "all blocks are done", "left": 0,
-                "ticks": [pack(each, Interned()) for each in ticks]}
+                "ticks": [pack(each) for each in ticks]}
 
 
 def report(course: TrialRun, seed: int = 1) -> TrialSummary:

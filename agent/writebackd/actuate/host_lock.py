@@ -19,13 +19,13 @@ from writebackd.actuate.ledger import (
     keep_first,
     last_in_use,
     set_attribute,
-    write_whole,
 )
 from writebackd.actuate.ledger_restore import restore_left
 from writebackd.actuate.lock import LOOK_S, AlreadyRunning, hold, take_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
+from writebackd.safe_files import write_atomically
 from writebackd.types.levers import VmLimits
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class HostLock:
             self._lock_kernel()
             _settle(files, self._dir, self._runtime_dir)
             self._fds.append(take_lock(runtime_dir))
-            write_whole(self._dir / IN_USE, os.fsencode(self._runtime_dir))
+            write_atomically(self._dir / IN_USE, os.fsencode(self._runtime_dir))
             set_attribute(files, IN_USE, os.fsencode(self._runtime_dir))
         except (AlreadyRunning, OSError, ValueError) as error:
             self._unlock()

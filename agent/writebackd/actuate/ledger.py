@@ -18,8 +18,7 @@ import json
 import os
 import re
 import time
-import zlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
@@ -27,7 +26,10 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue, page_size, read_limits
 from writebackd.paths import FIRST, IN_USE, RUNTIME_DIR
+from writebackd.safe_files import checked, load_json, save_json, with_checksum
+from writebackd.types.codec import unpack
 from writebackd.types.levers import LeverKind, VmLimits
+from writebackd.types.quantities import Bytes, Count
 
 _VERSION = 2
 ON_EXIT = ("restore", "keep")
@@ -37,8 +39,6 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Earlier values that are kept: of half a minute in which a limit is lowered by steps.
 _KEPT = 32
-# A ledger has about 400 bytes plus 200 for each other lever; a larger file is something else.
-_MAX_BYTES = 1 << 20
 
 
 class LedgerError(Exception):
@@ -63,7 +63,7 @@ class LeverEntry:
     kind: str  # of LeverKind
     target: str
     name: str
-    identity: int
+    identity: Count
     original: str
     written: Tuple[str, ...]
 
@@ -85,13 +85,13 @@ class Ledger:
     """
 
     boot_id: str
-    pid: int
+    pid: Count
     created_wall_s: float
     on_exit: str
     originals: VmLimits
-    written: Tuple[Tuple[int, int], ...]
+    written: Tuple[Tuple[Bytes, Bytes], ...]
     levers: Tuple[LeverEntry, ...] = ()
-    earlier: Tuple[Tuple[int, int], ...] = ()  # set before these, the newest last
+    earlier: Tuple[Tuple[Bytes, Bytes], ...] = ()  # set before these, the newest last
 
     def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
         """The values of `pair` that this daemon may have written."""
@@ -146,57 +146,12 @@ def load(path: Path) -> Optional[Ledger]:
         return None if body is None else _parse(body)
     except OSError as error:
         raise LedgerError(path, f"cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise LedgerError(path, f"is damaged ({error})") from error
 
 
-def save_json(path: Path, body: Dict[str, Any]) -> None:
-    """Save `body` with a checksum, for `parse_json`. Raises OSError."""
-    write_whole(path, json.dumps(with_checksum(body)).encode() + b"\n")
-
-
-def with_checksum(body: Dict[str, Any]) -> Dict[str, Any]:
-    return {**body, "crc32": _checksum(body)}
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at `path` in one step, mode 0644. Raises OSError, which names it."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        # Bytes: for text, Python would now look for a codec module on the disk.
-        with open(fd, "wb") as file:
-            os.fchmod(fd, 0o644)  # readable without root, whatever the umask
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def load_json(path: Path) -> Optional[Dict[str, Any]]:
-    """What `save_json` saved; None without a file. Raises OSError, ValueError or KeyError."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    return checked(json.loads(data.decode("ascii")))
-
-
-def checked(body: Any) -> Dict[str, Any]:
-    """The body that `with_checksum` gave. Raises ValueError or KeyError."""
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    if body["crc32"] != _checksum(body):
-        raise ValueError("the checksum does not fit")
-    return body
-
-
-def parse_limits(body: Mapping[str, Any]) -> VmLimits:
-    """Raises ValueError, KeyError or TypeError."""
-    limits = VmLimits(**{f.name: _natural(body[f.name]) for f in fields(VmLimits)})
+def check_limits(limits: VmLimits) -> VmLimits:
+    """The limits, unless they are impossible. Raises ValueError."""
     if any(bytes_ and ratio for bytes_, ratio in (pair.value(limits) for pair in PAIRS)):
         raise ValueError("both forms of a pair are set")
     return limits
@@ -256,56 +211,18 @@ def is_other_boot(files: KernelFiles, boot: str) -> bool:
     return bool(now and boot) and now != boot
 
 
-def _checksum(body: Dict[str, Any]) -> str:
-    """Detects a flipped bit in a number, which would still be valid JSON."""
-    text = json.dumps({key: body[key] for key in body if key != "crc32"}, sort_keys=True)
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
 def _parse(body: Dict[str, Any]) -> Ledger:
     version = body["version"]
     if version != _VERSION:
         raise ValueError(f"version {version}, this release knows {_VERSION}")
-    written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
-    levers = tuple(map(_lever, body["levers"]))
-    if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
+    ledger = unpack(Ledger, body)
+    check_limits(ledger.originals)
+    if ledger.on_exit not in ON_EXIT or not (0 if ledger.levers else 1) <= len(ledger.written) <= 2:
         raise ValueError("on_exit or written is impossible")
-    return Ledger(
-        boot_id=str(body["boot_id"]),
-        pid=_natural(body["pid"]),
-        created_wall_s=float(body["created_wall_s"]),
-        on_exit=body["on_exit"],
-        originals=parse_limits(body["originals"]),
-        written=written,
-        levers=levers,
-        earlier=tuple((_natural(a), _natural(b)) for a, b in body.get("earlier", ())),
-    )
-
-
-def _lever(body: Dict[str, Any]) -> LeverEntry:
-    entry = LeverEntry(
-        kind=body["kind"],
-        target=_text(body["target"]),
-        name=_text(body["name"]),
-        identity=_natural(body["identity"]),
-        original=_text(body["original"]),
-        written=tuple(map(_text, body["written"])),
-    )
-    if not is_lever(entry.lever) or len(entry.written) not in (1, 2):
-        raise ValueError(f"an impossible lever: {entry.lever}")
-    return entry
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, found {value!r}")
-    return value
-
-
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"expected a natural number, found {value!r}")
-    return value
+    for entry in ledger.levers:
+        if not is_lever(entry.lever) or len(entry.written) not in (1, 2):
+            raise ValueError(f"an impossible lever: {entry.lever}")
+    return ledger
 
 
 _SYSFS = "/sys/devices"
@@ -321,10 +238,10 @@ def first_found(files: KernelFiles) -> Optional[VmLimits]:
         lambda: load_json(path), lambda: checked(json.loads(attribute or b"null")),
     )  # fmt: skip
     for read in sources:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             body = read()
             if body is not None and not is_other_boot(files, body["boot_id"]):
-                return parse_limits(body["limits"])
+                return check_limits(unpack(VmLimits, body["limits"]))
     return None
 
 

@@ -288,20 +288,13 @@ def _refuse(path: Path) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     """Write all or nothing, and never over another file. Raises CommandError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with contextlib.ExitStack() as stack:
-            descriptor = os.open(temporary, flags, 0o600)
-            stack.callback(temporary.unlink)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            try:
-                os.link(temporary, path)
-            except PermissionError:  # no links there (FAT): the name is taken first
-                os.close(os.open(path, flags, 0o600))
-                os.replace(temporary, path)
-                stack.pop_all()
+        with contextlib.ExitStack() as undo, os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            undo.callback(path.unlink)
+            file.write(data)
+            file.flush()
+            undo.pop_all()
     except FileExistsError:
         raise CommandError(f"{path} exists: name another file", BAD_NEWS) from None
     except OSError as error:

@@ -30,7 +30,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.load import search_dirs
 from writebackd.report.history_schema import read_figures, read_history
-from writebackd.report.learned_store import MAX_BYTES, decode
+from writebackd.report.learned_store import read_learned
 from writebackd.storage.report_file import MOST_FILE
 
 _DAY_S = 86400.0
@@ -88,8 +88,7 @@ def _figures(host: Host) -> str:
 
 
 def _learned(host: Host) -> str:
-    with open(host.state_dir / LEARNED, "rb") as file:
-        known = decode(file.read(MAX_BYTES + 1))
+    known = read_learned(host.state_dir / LEARNED)
     # Without its names, which are serial numbers of disks.
     return json.dumps([asdict(each) for each in known.values()], indent=1)
 

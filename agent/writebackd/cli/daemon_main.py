@@ -37,8 +37,8 @@ from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, others_may_choose, r
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.load import DEFAULT_NAME, unsafe, unused_drop_ins
 from writebackd.policy.match import NAMED, choose
-from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
+from writebackd.safe_files import write_atomically
 from writebackd.types.decision import Mode
 
 log = logging.getLogger("writebackd")

@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -40,7 +40,7 @@ from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
 from writebackd.report.device_figures import STEP_S, Figures
 from writebackd.report.history_schema import (
-    Event,
+    EVENT_COLUMNS,
     count_events,
     known_devices,
     read_alerts,
@@ -85,7 +85,7 @@ def history(options: argparse.Namespace) -> int:
             del event["alert"]  # is for the verb alerts
     if options.csv:
         # With a header; what is not known is an empty field, times are seconds since 1970.
-        columns = _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS
+        columns = _FIGURE_COLUMNS if options.figures else EVENT_COLUMNS
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(answer)
@@ -137,7 +137,6 @@ def figures_json(row: Figures) -> FigureRow:
     }
 
 
-_EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
 _FIGURE_COLUMNS = tuple(figures_json(Figures(0.0, 1.0, "", 0.0, 0.0, 0.0)))
 
 

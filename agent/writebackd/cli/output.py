@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import textwrap
 import time
@@ -14,7 +15,7 @@ from typing import Any, Callable, List, Mapping, Optional, TextIO
 
 from writebackd import formats
 from writebackd.cli.exit_codes import BAD_NEWS, CommandError
-from writebackd.report.safe_files import write_atomically
+from writebackd.safe_files import write_atomically
 
 # A pipe or a file has no width: a page that fits everywhere.
 _PLAIN_WIDTH = 80
@@ -35,15 +36,7 @@ clean = formats.printable
 
 def width(least: int = 60) -> int:
     """Columns to fill, at least `least`: from $COLUMNS, else the terminal, else 80."""
-    try:
-        columns = int(os.environ.get("COLUMNS", "")) or 0
-    except ValueError:
-        columns = 0
-    if not columns:
-        try:
-            columns = os.get_terminal_size(sys.stdout.fileno()).columns
-        except (OSError, ValueError):
-            columns = _PLAIN_WIDTH
+    columns = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
     return max(least, min(columns or _PLAIN_WIDTH, _MAX_WIDTH))
 
 

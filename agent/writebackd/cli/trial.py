@@ -20,7 +20,6 @@ from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width, write_page
 from writebackd.command_line import complain
-from writebackd.report.codec import Interned, unpack
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
@@ -33,6 +32,7 @@ from writebackd.trial.trial_page import (
     verdict,
 )
 from writebackd.trial.trial_run import End, TrialTick
+from writebackd.types.codec import unpack
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import ArmFigures, Ratio, TrialAnswer
@@ -139,7 +139,7 @@ class _TrialRun:
                 {"order": what, "id": self._begun["id"], "since": len(self._ticks)},
                 timeout_s=LEASE_S / 2,
             )  # fmt: skip
-            self._ticks += [unpack(TrialTick, each, Interned()) for each in answer["ticks"]]
+            self._ticks += [unpack(TrialTick, each) for each in answer["ticks"]]
             left = answer["left"]
         self._ended, self._why = answer["ended"], answer["why"]
         self._show_blocks()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from writebackd.paths import CACHE_DIR, others_may_change
+from writebackd.safe_files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ def _keep(cache: Path, key: str, compiled: Dict[str, str]) -> None:
     """Write the cache; a failure only costs seconds at the next start."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        fresh = cache.with_suffix(".new")
-        fresh.write_text(json.dumps({key: compiled}))
-        os.replace(fresh, cache)
+        write_atomically(cache, json.dumps({key: compiled}).encode())
     except OSError as error:
         log.warning("compiled probe not kept: %s", error)
 

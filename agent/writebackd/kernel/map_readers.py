@@ -78,8 +78,6 @@ class Reading:
     # Of a filesystem device that is not in `syncs`.
     no_syncs: SyncSample = field(default_factory=SyncSample)
     syncs_lost: int = 0  # for which no table had room
-    unlisted: bool = False  # there were more threads that dirty pages than the table has places
-    dirtied_bytes: int = 0  # by those in the table
 
 
 def difference(current: bytes, last: bytes) -> Histogram:
@@ -318,12 +316,11 @@ class TaskReader:
         self._reads = 0
         self._read_ns = 0
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
-        self.dirtied_bytes = 0  # in the last read, by all threads
         self.sleeps: Dict[bytes, Sleep] = {}  # that no sync has followed, by thread
 
     def read(self) -> Tuple[TaskSample, ...]:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
-        self.cgroups, self.sleeps, self.dirtied_bytes = {}, {}, 0
+        self.cgroups, self.sleeps = {}, {}
         self._reads += 1
         since_ns, self._read_ns = self._read_ns, time.clock_gettime_ns(_CLOCK)
         seen: Dict[bytes, Tuple[int, int, int, int]] = {}
@@ -344,7 +341,6 @@ class TaskReader:
                 seen[tid] = last
                 continue
             seen[tid] = (born, size, slept, self._reads)
-            self.dirtied_bytes += grown[tid]
             task = TaskSample(
                 pid=pid,
                 comm=comm.split(b"\0")[0].decode(errors="replace"),

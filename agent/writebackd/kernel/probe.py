@@ -231,8 +231,6 @@ class BpfProbe:
                 writers=self._sysctl_writes.read(),
                 no_syncs=self._syncs.nothing(),
                 syncs_lost=self._lost.syncs - before.syncs,
-                unlisted=self._lost.looks > before.looks,
-                dirtied_bytes=self._tasks.dirtied_bytes,
             )
         except struct.error as error:
             raise libbpf.BpfError(f"a map's contents: {error}", errno.EIO) from None

@@ -56,7 +56,6 @@ class Sampler:
         self._host = host_info(files)
         self._disks = DiskStatsReader(files)
         self._last: Dict[str, DiskStats] = {}
-        self._dirtied: Optional[int] = None
         self._devices: Tuple[Device, ...] = ()  # of the last tick, and the numbers that they need
         self._numbers: FrozenSet[str] = frozenset()
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
@@ -118,18 +117,7 @@ class Sampler:
             cgroups=self._by_cgroup(reading, time_s, dt_s, paced if watch_cgroups else None),
             actions=actions,
             backings=backings,
-            unlisted_bytes=self._unlisted(reading, vm.dirtied_bytes),
         )
-
-    def _unlisted(self, reading: Optional[Reading], dirtied: Optional[int]) -> int:
-        """Bytes dirtied according to the kernel, minus those of the threads in the probe's table.
-
-        Without losses the difference is what threads have dirtied since they were read.
-        """
-        before, self._dirtied = self._dirtied, dirtied
-        if reading is None or not reading.unlisted or before is None or dirtied is None:
-            return 0
-        return max(0, dirtied - before - reading.dirtied_bytes)
 
     def locate(self, write: ForeignWrite) -> ForeignWrite:
         """The same write with its writer's cgroup, if that still exists."""

@@ -123,10 +123,6 @@ def read_state(files: KernelFiles) -> VmState:
         dirtyable: Optional[int] = page * sum(_counter(counters, name) for name in _DIRTYABLE)
     except ValueError:
         dirtyable = None  # the limits can do without
-    try:
-        dirtied: Optional[int] = page * _counter(counters, "nr_dirtied")
-    except ValueError:
-        dirtied = None
     return VmState(
         limits=limits,
         dirty_bytes=_counter(counters, "nr_dirty") * page,
@@ -134,7 +130,6 @@ def read_state(files: KernelFiles) -> VmState:
         threshold_bytes=_counter(counters, "nr_dirty_threshold") * page,
         background_threshold_bytes=_counter(counters, "nr_dirty_background_threshold") * page,
         dirtyable_bytes=dirtyable,
-        dirtied_bytes=dirtied,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
+from writebackd.types.codec import pack
 from writebackd.types.decision import Mode
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState
@@ -62,10 +63,6 @@ def trial_json(snapshot: Snapshot) -> Optional[answers.TrialState]:
         "block_left_s": finite(max(0.0, trial.ends_s - snapshot.sample.time_s)),
         "returns_to": trial.returns_to.value,
     }
-
-
-def held_json(levers: Sequence[HeldLever]) -> List[Json]:
-    return [{**asdict(lever), "kind": lever.kind.value} for lever in levers]
 
 
 def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> answers.ModeAnswer:
@@ -150,7 +147,7 @@ def verify_json(
             "dirty_bytes": written[0], "dirty_background_bytes": written[1],
         },
         "found": asdict(vm.limits),
-        "levers": held_json(levers),
+        "levers": list(map(pack, levers)),
         "yielded": yielded,
         "differences": differences,
     }

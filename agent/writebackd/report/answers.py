@@ -2,7 +2,8 @@
 """The answers of `writebackctl --json`, for mypy and docs/man/schemas.py; the daemon needs none.
 
 `make docs` makes docs/schema of them: NameAnswer becomes name.json, and a key's comment its
-description. Annotated[dict, Kind]: the fields of that dataclass; Annotated[str, Kind]: its values.
+description; `= METRIC` is the help of that metric. Annotated[dict, Kind]: the fields of that
+dataclass; Annotated[str, Kind]: its values.
 """
 
 from __future__ import annotations
@@ -78,23 +79,23 @@ DeviceFigures = TypedDict("DeviceFigures", {
     "decision_id": Optional[str],
     "limit_bytes": Bytes,  # in force for this device: its own, or the host's
     "target_bytes": Optional[Bytes],  # wanted for this device; null: the original limits
-    "objective_s": Optional[Seconds],  # p99 of commits that is aimed at; null: no sync demand
-    "inflight": Count,  # requests in flight
+    "objective_s": Optional[Seconds],  # = device_fsync_objective_seconds
+    "inflight": Count,  # = device_inflight_requests
     "busy_share": Optional[Share],  # of the last tick with a request in flight
     "write_rate": Optional[Rate],
     "background_rate": Optional[Rate],  # of these by the flusher
-    "drain_rate": Optional[Rate],  # that the device sustains; null until learned
+    "drain_rate": Optional[Rate],  # = device_drain_bytes_per_second
     "sync_rate": Optional[Hz],  # fsync and its kin; null where the probe cannot see them
     "sync_demand": Optional[bool],  # whether that counts as demand; null where it cannot be seen
     # a commit is a sync and what its caller slept in write() since the one before; of syncs alone
     # where the kernel does not show the sleep
     "commit_p50_s": Optional[Seconds], "commit_p99_s": Optional[Seconds],
-    "commit_write_share": Optional[Share],  # of the commits' time, slept in write()
-    "oldest_commit_s": Optional[Seconds],  # age of the oldest commit that has not ended
+    "commit_write_share": Optional[Share],  # = device_commit_write_ratio
+    "oldest_commit_s": Optional[Seconds],  # = device_oldest_commit_seconds
     "fsync_p50_s": Optional[Seconds], "fsync_p99_s": Optional[Seconds],
-    "fsync_baseline_s": Optional[Seconds],  # median of an fsync on the unloaded device
-    "fsyncs_inflight": Optional[Count],  # fsyncs that have not returned
-    "oldest_fsync_s": Optional[Seconds],  # age of the oldest fsync that has not returned
+    "fsync_baseline_s": Optional[Seconds],  # = device_fsync_baseline_seconds
+    "fsyncs_inflight": Optional[Count],  # = device_fsyncs_inflight
+    "oldest_fsync_s": Optional[Seconds],  # = device_oldest_fsync_seconds
     "slow_share": Optional[Share],  # of the fsyncs' time, in slow ones while a flood is on
 })
 Task = TypedDict("Task", {

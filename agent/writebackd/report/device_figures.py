@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
+from writebackd.types.quantities import Figure, Rate, Seconds, Time
 from writebackd.types.samples import DeviceSample
 
 STEP_S = 10.0  # of the fine rows
@@ -21,25 +22,25 @@ MAX_DEVICES = 128
 class Figures:
     """One device over `span_s`; rates are means per second, in bytes."""
 
-    wall_s: float  # of its beginning
-    span_s: float
+    wall_s: Time  # of its beginning
+    span_s: Seconds
     device: str
-    limit_bytes: float  # in force for the device, mean
-    found_bytes: float  # the limit as found, which would be in force without the agent
-    write_rate: float
-    flooded_s: float = 0.0  # of the span
-    ours_s: float = 0.0  # of the span: with a limit of the agent's in force for the device
-    target_bytes: Optional[float] = None  # the device's own, at the end
-    drain_rate: Optional[float] = None  # at the end
-    fill_share: Optional[float] = None  # of the write cache, the most
-    baseline_s: Optional[float] = None  # unloaded p50 of an fsync, at the end
-    objective_s: Optional[float] = None  # p99 wanted, at the end; None while nobody syncs
-    oldest_s: float = 0.0  # the longest that an fsync was seen to wait
+    limit_bytes: Figure  # in force for the device, mean
+    found_bytes: Figure  # the limit as found, which would be in force without the agent
+    write_rate: Rate
+    flooded_s: Seconds = 0.0  # of the span
+    ours_s: Seconds = 0.0  # of the span: with a limit of the agent's in force for the device
+    target_bytes: Optional[Figure] = None  # the device's own, at the end
+    drain_rate: Optional[Rate] = None  # at the end
+    fill_share: Optional[Figure] = None  # of the write cache, the most
+    baseline_s: Optional[Seconds] = None  # unloaded p50 of an fsync, at the end
+    objective_s: Optional[Seconds] = None  # p99 wanted, at the end; None while nobody syncs
+    oldest_s: Seconds = 0.0  # the longest that an fsync was seen to wait
     latency: Histogram = field(default_factory=Histogram)  # of the fsyncs
     # Of commits, as in SyncSample; None where their sleep in write() is not visible.
-    oldest_commit_s: Optional[float] = None
+    oldest_commit_s: Optional[Seconds] = None
     commits: Optional[Histogram] = None
-    throttled_s: Optional[float] = None
+    throttled_s: Optional[Seconds] = None
 
     @property
     def fsyncs(self) -> int:

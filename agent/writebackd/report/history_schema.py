@@ -10,12 +10,14 @@ import sqlite3
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, List, Literal, Mapping, Optional, Sequence, Tuple
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Type, TypeVar
 
 from writebackd.report.device_figures import Figures
+from writebackd.types.codec import unpack
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
 from writebackd.types.quantities import Bytes, Rate, Seconds, Share, Time
 
+T = TypeVar("T")
 # A file of another version is set aside.
 VERSION = 3
 _LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
@@ -58,11 +60,6 @@ TABLES = tuple(
         ("alerts", ("wall_s", "alert")),
     )
 )
-_EVENT_TEXTS = ("kind", "text", "device", "decision_id", "state")
-_NEEDED = (
-    "wall_s", "span_s", "limit_bytes", "found_bytes", "write_rate", "flooded_s", "ours_s",
-    "oldest_s",
-)  # fmt: skip
 
 
 def event_to_row(event: Event) -> Tuple[object, ...]:
@@ -80,14 +77,12 @@ def _buckets(histogram: Optional[Histogram]) -> Optional[str]:
     return " ".join(f"{index}:{count}" for index, count in histogram.buckets)
 
 
-def _histogram(text: object) -> Histogram:
+def _pairs(text: str) -> List[Tuple[int, int]]:
     """Raises ValueError."""
-    if not isinstance(text, str):
-        raise ValueError("not a text")
-    buckets = tuple((int(i), int(n)) for i, n in (pair.split(":") for pair in text.split()))
-    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
+    pairs = [(int(index), int(n)) for index, n in (pair.split(":") for pair in text.split())]
+    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in pairs):
         raise ValueError("no such bucket")
-    return Histogram(buckets)
+    return pairs
 
 
 def storable(value: object) -> object:
@@ -95,44 +90,28 @@ def storable(value: object) -> object:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def is_event_row(row: Tuple[object, ...]) -> bool:
-    """Check types: SQLite detects no flipped bit."""
-    values = dict(zip(EVENT_COLUMNS, row))
-    texts = {name: values.pop(name) for name in _EVENT_TEXTS}
-    return (
-        isinstance(texts["kind"], str)
-        and isinstance(texts["text"], str)
-        and all(text is None or isinstance(text, str) for text in texts.values())
-        and _are_numbers(values, needed=())
-    )
+def event_from_row(row: Tuple[object, ...]) -> Optional[Event]:
+    """The event; None if the row is damaged: SQLite detects no flipped bit."""
+    return _of_row(Event, dict(zip(EVENT_COLUMNS, row)))
 
 
 def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
-    """The figures; None if the row is damaged."""
-    values = dict(zip(FIGURE_COLUMNS, row))
-    device, span_s = values.pop("device"), values["span_s"]
+    """As event_from_row."""
+    values: Dict[str, Any] = dict(zip(FIGURE_COLUMNS, row))
     try:
-        latency, text = _histogram(values.pop("latency")), values.pop("commits")
-        commits = None if text is None else _histogram(text)
-    except ValueError:
+        for name in ("latency", "commits"):
+            if values[name] is not None:
+                values[name] = {"buckets": _pairs(values[name])}
+    except (ValueError, TypeError, AttributeError):
         return None
-    if not isinstance(device, str) or not _are_numbers(values, _NEEDED) or not span_s:
-        return None
-    return Figures(
-        device=device, latency=latency, commits=commits, **values  # type: ignore[arg-type]
-    )
+    return _of_row(Figures, values) if values["span_s"] else None
 
 
-def _are_numbers(values: Mapping[str, object], needed: Sequence[str]) -> bool:
-    """Whether all are valid numbers, or None where they are not `needed`."""
-    wall_s = values["wall_s"]
-    if not isinstance(wall_s, (int, float)) or wall_s >= _LATEST_S:
-        return False
-    return all(
-        (isinstance(value, (int, float)) and 0 <= value < math.inf)
-        or (value is None and name not in needed)
-        for name, value in values.items()
-    )
+def _of_row(kind: Type[T], values: Dict[str, Any]) -> Optional[T]:
+    try:
+        return unpack(kind, values) if values["wall_s"] < _LATEST_S else None
+    except (ValueError, TypeError):
+        return None
 
 
 log = logging.getLogger(__name__)
@@ -162,10 +141,10 @@ def read_history(
     where, values = _where(since_s, until_s, _OF_DEVICE, device)
     query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
     rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),))[0]
-    whole = [row for row in reversed(rows) if is_event_row(row)]
+    whole = list(filter(None, map(event_from_row, reversed(rows))))
     if len(whole) < len(rows):
         log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
-    return [Event(*row) for row in whole]
+    return whole
 
 
 def count_events(

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import sqlite3
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple
 
+from writebackd.report.background_writer import BackgroundWriter
 from writebackd.report.device_figures import COARSE_S, Figures, fold
 from writebackd.report.history_schema import (
     EVENT_COLUMNS,
@@ -25,9 +24,7 @@ from writebackd.report.history_schema import (
     figures_to_row,
     storable,
 )
-from writebackd.report.safe_files import MODE, for_admins
-
-log = logging.getLogger(__name__)
+from writebackd.safe_files import MODE, for_admins
 
 MAX_ROWS = 50_000
 MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
@@ -52,8 +49,6 @@ _RETRY_S = 0.25
 # Seconds for which another process' lock is waited for, before a copy takes the file's place.
 _LOCKED_S = 30.0
 
-Item = Union[Event, Tuple[Figures, ...]]
-
 # The oldest of the last rows: the others may be of a clock that was ahead before the restart.  Too
 # old a time costs an hour of doubt, no more.
 _LAST = " UNION ALL ".join(
@@ -75,17 +70,15 @@ class _Batch:
         return len(self.events) + len(self.fine) + len(self.coarse)
 
 
-class History:
+class History(BackgroundWriter):
     """A bounded log of events; recording never waits, reading needs root or the group adm."""
 
     def __init__(
         self, path: Path, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
     ) -> None:
-        """Start the writer. Touches no file itself: the disk may be stuck."""
-        self.path = path
-        self.error: Optional[str] = None  # why the last attempt to write failed
+        """Start the writer."""
+        super().__init__(path, "history", MAX_WAITING)
         self._max_rows, self._max_bytes = max_rows, max_bytes
-        self._waiting: "queue.Queue[Optional[Item]]" = queue.Queue(MAX_WAITING)
         # Rows of figures put in by the loop, and taken out by the thread.
         self._rows_in = self._rows_out = 0
         self._locked_at: Optional[float] = None  # since when another process holds a lock
@@ -96,9 +89,6 @@ class History:
         # As are these: what the clock said last, and when it was first seen to be far ahead of it.
         self._clock_s: Optional[float] = None
         self._leapt_at: Optional[float] = None
-        self._closing = threading.Event()
-        # A daemon thread: a writer stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
     @property
@@ -108,32 +98,17 @@ class History:
 
     def record(self, event: Event) -> None:
         """Queue an event; drop and count it when the writer is stuck. Never blocks."""
-        try:
-            self._waiting.put_nowait(event)
-        except queue.Full:
-            self._dropped += 1
+        self._dropped += not self._offer(event)
 
     def record_figures(self, rows: Tuple[Figures, ...]) -> None:
         """As `record`, for the rows of one moment."""
         if not rows:
             return
-        if self._rows_in - self._rows_out + len(rows) > MAX_ROWS_WAITING:
-            self._dropped += len(rows)
-            return
-        try:
-            self._waiting.put_nowait(rows)
+        fits = self._rows_in - self._rows_out + len(rows) <= MAX_ROWS_WAITING
+        if fits and self._offer(rows):
             self._rows_in += len(rows)
-        except queue.Full:
+        else:
             self._dropped += len(rows)
-
-    def close(self, timeout: float) -> bool:
-        """Write what is queued, for at most `timeout` seconds. True if all was written."""
-        self._closing.set()
-        # Where there is no room for it the writer is awake, and looks at _closing.
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive() and not self.error
 
     def _run(self) -> None:
         while not (self._closing.is_set() and self._waiting.empty()):
@@ -292,9 +267,7 @@ class History:
                 os.replace(self.path.with_name(name), self.path.with_name(name + stamp))
 
     def _complain(self, error: Exception) -> None:
-        if self.error is None:
-            log.warning("history %s: %s; events wait, then are dropped", self.path, error)
-        self.error = str(error)
+        self._tell(str(error), "history %s: %s; events wait, then are dropped")
 
 
 def _insert_batch(database: sqlite3.Connection, batch: _Batch) -> None:

@@ -5,37 +5,34 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
-import threading
-import zlib
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.report.safe_files import write_atomically
+from writebackd.estimate.learned import facts_of, learn, recall, unexpired
+from writebackd.report.background_writer import BackgroundWriter
+from writebackd.safe_files import MOST_BYTES, checked, save_json, write_atomically
 from writebackd.tuning import KEEP_S
+from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.quantities import Figure, Rate, Seconds, Time
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-VERSION = 1
-# A host with 1 024 disks and as many that come and go; about 430 bytes each.
+VERSION = 2
+# A host with 1 024 disks and as many that come and go.
 MAX_DEVICES = 4096
-MAX_BYTES = 1 << 20
 # A drain rate moves with every tick of a flood; a minute of it is soon learned again.
 SAVE_S = 60.0
-_HEAD = f'{{"version": {VERSION}, "devices": [\n'
-_TAIL = '\n], "crc32": "00000000"}\n'
 
 
-class LearnedStore:
+class LearnedStore(BackgroundWriter):
     """Seeds the memory of new devices, and stores what was learned about them.
 
     Neither happens before the file has been read: on a disk that hangs the daemon goes on as if
@@ -47,23 +44,17 @@ class LearnedStore:
         path: Path,
         whole: Callable[[Memory], Iterable[DeviceMemory]] = lambda memory: memory.devices.values(),
     ) -> None:
-        """Start the thread. Touches no file itself.
+        """Start the thread.
 
         `whole`: the devices of a memory, with what is to be kept of them and lies elsewhere.
         """
-        self.path = path
+        super().__init__(path, "learned", 1)
         self._whole = whole
-        self.error: Optional[str] = None  # why the last attempt to write failed
         self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
         self._saved: Dict[str, Learned] = {}
         self._save_at_s = float("-inf")
         self._recalled: Sequence[Device] = ()  # the devices of the last tick
         self._read: Deque[Dict[str, Learned]] = deque()  # by the thread, for the loop
-        self._waiting: Deque[Dict[str, Learned]] = deque(maxlen=1)  # the newest is enough
-        self._wake = threading.Event()
-        self._closing = False
-        # A daemon thread: one stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="learned", daemon=True)
         self._thread.start()
 
     def recall(self, memory: Memory, devices: Sequence[Device], wall_s: float) -> Memory:
@@ -98,20 +89,12 @@ class LearnedStore:
         self._known = _bounded(self._known, wall_s)
         if self._known != self._saved:
             self._saved = dict(self._known)
-            self._waiting.append(self._saved)
-            self._wake.set()
+            self._offer_instead(self._saved)
 
     @property
     def was_read(self) -> bool:
         """Whether the file was read: from then on `keep` stores what the memory has."""
         return self._known is not None
-
-    def close(self, timeout: float) -> bool:
-        """Write what is queued, for at most `timeout` seconds. True if all was written."""
-        self._closing = True
-        self._wake.set()
-        self._thread.join(timeout)
-        return not self._thread.is_alive() and not self.error
 
     def _learn(self, memory: Memory, wall_s: float) -> None:
         assert self._known is not None
@@ -127,15 +110,8 @@ class LearnedStore:
         if known:
             log.info("learned before: %d devices in %s", len(known), self.path)
         self._read.append(known)
-        while True:
-            # In this order: what came before the flag was set is still written.
-            closing = self._closing
-            while self._waiting:
-                self._store(self._waiting.popleft())
-            if closing:
-                return
-            self._wake.wait()
-            self._wake.clear()
+        for learned in self._items():
+            self._tell(self._store(learned), "%s cannot be written: %s")
 
     def _load(self) -> Dict[str, Learned]:
         try:
@@ -154,81 +130,56 @@ class LearnedStore:
             log.warning("%s is damaged (%s), %s; learning starts anew", self.path, error, moved)
             return {}
 
-    def _store(self, known: Mapping[str, Learned]) -> None:
+    def _store(self, known: Mapping[str, Learned]) -> Optional[str]:
+        """Write the file; returns the error."""
         try:
-            data = encode(known)
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            write_atomically(self.path, data)
+            save_learned(self.path, known)
         except OSError as error:
-            if self.error is None:
-                log.warning("%s cannot be written: %s", self.path, error)
-            self.error = str(error)
-            return
-        self.error = None
+            return str(error)
+        return None
 
 
-def read_known(path: Path, decode: Callable[[bytes], Dict[str, T]]) -> Dict[str, T]:
+def save_learned(path: Path, known: Mapping[str, Learned]) -> None:
+    """Raises OSError."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    devices = {identity: pack(learned) for identity, learned in known.items()}
+    save_json(path, {"version": VERSION, "devices": devices})
+
+
+def read_learned(path: Path) -> Dict[str, Learned]:
+    """As `_read`."""
+    return _read(path, _learned)
+
+
+def _read(path: Path, parse: Callable[[Any], Dict[str, T]]) -> Dict[str, T]:
     """Values by disk identity; empty without a file. OSError, or ValueError for a damaged one."""
     try:
         with open(path, "rb") as file:
-            return decode(file.read(MAX_BYTES + 1))
+            return parse(json.loads(file.read(MOST_BYTES)))
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__} {error}") from None
 
 
-def read_learned(path: Path) -> Dict[str, Learned]:
-    """As read_known."""
-    return read_known(path, decode)
+def _learned(body: Any) -> Dict[str, Learned]:
+    if body["version"] == 1:  # as 0.1 wrote it: a fact is a pair of value and time
+        devices = {
+            row["identity"]: {
+                name: {"value": value, "wall_s": wall_s}
+                for name, (value, wall_s) in row["facts"].items()
+            }
+            for row in body["devices"]
+        }
+    else:
+        _check_version(checked(body), VERSION)
+        devices = body["devices"]
+    return {name: unpack(Learned, each) for name, each in devices.items()}
 
 
-def encode(known: Mapping[str, Learned]) -> bytes:
-    """The text of the file: at most MAX_BYTES, without the oldest if necessary."""
-    lines, checksum, left = [], _CHECKSUM_START, MAX_BYTES - len(_HEAD) - len(_TAIL)
-    for identity, learned in sorted(known.items(), key=_newest, reverse=True):
-        # One at a time: the interpreter's lock is held during each.
-        line = json.dumps(_row(identity, learned))
-        left -= len(line) + 2
-        if left < 0:
-            break
-        lines.append(line)
-        checksum = zlib.crc32(line.encode(), checksum)
-    return (_HEAD + ",\n".join(lines) + _TAIL.replace("0" * 8, f"{checksum:08x}")).encode()
-
-
-def decode(data: bytes) -> Dict[str, Learned]:
-    """Reverse `encode`. Raises ValueError, KeyError, TypeError, RecursionError."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES} bytes")
-    body = json.loads(data.decode("ascii"))
-    if body["version"] != VERSION:
-        raise ValueError(f"version {body['version']}, this release knows {VERSION}")
-    checksum = _CHECKSUM_START
-    for row in body["devices"]:
-        checksum = zlib.crc32(json.dumps(row).encode(), checksum)
-    if body["crc32"] != f"{checksum:08x}":
-        raise ValueError("the checksum does not fit")
-    return {str(row["identity"]): _learned(row) for row in body["devices"]}
-
-
-_CHECKSUM_START = zlib.crc32(_HEAD.encode())
-
-
-def _row(identity: str, learned: Learned) -> Dict[str, Any]:
-    facts = {name: [fact.value, fact.wall_s] for name, fact in facts_of(learned).items()}
-    return {"identity": identity, "facts": facts}
-
-
-def _learned(row: Mapping[str, Any]) -> Learned:
-    facts = {}
-    for name in FACTS:  # another release's may have more, or fewer
-        if name in row["facts"]:
-            value, wall_s = map(float, row["facts"][name])
-            if not (math.isfinite(wall_s) and 0 < value < math.inf):
-                raise ValueError(f"{name} of {value}, learned at {wall_s}, is impossible")
-            facts[name] = Fact(value, wall_s)
-    return Learned(**facts)
+def _check_version(body: Mapping[str, Any], known: int) -> None:
+    if body["version"] != known:
+        raise ValueError(f"version {body['version']}, this release knows {known}")
 
 
 def _newest(entry: Tuple[str, Learned]) -> float:
@@ -254,12 +205,12 @@ MOST_DISKS = 4096
 class Calibrated:
     """One run, or the median of several; None: unknown. Bytes, seconds, bytes per second."""
 
-    wall_s: float
-    drain_rate: Optional[float] = None
-    cache_bytes: Optional[float] = None
-    baseline_s: Optional[float] = None
-    tau_s: Optional[float] = None
-    limit_bytes: Optional[float] = None
+    wall_s: Time
+    drain_rate: Optional[Rate] = None
+    cache_bytes: Optional[Figure] = None
+    baseline_s: Optional[Seconds] = None
+    tau_s: Optional[Seconds] = None
+    limit_bytes: Optional[Figure] = None
 
 
 VALUES = tuple(each.name for each in fields(Calibrated) if each.name != "wall_s")
@@ -278,14 +229,15 @@ def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
 
 def load(path: Path) -> Dict[str, Tuple[Calibrated, ...]]:
     """Runs by disk identity, oldest first. Raises OSError, or ValueError for a damaged file."""
-    return read_known(path, _decode_runs)
+    return _read(path, _runs)
 
 
-def _decode_runs(data: bytes) -> Dict[str, Tuple[Calibrated, ...]]:
-    body = json.loads(data)
-    if body["version"] != RUNS_VERSION:
-        raise ValueError(f"version {body['version']}, this release knows {RUNS_VERSION}")
-    return {str(name): tuple(map(_run, rows)) for name, rows in body["disks"].items()}
+def _runs(body: Any) -> Dict[str, Tuple[Calibrated, ...]]:
+    _check_version(body, RUNS_VERSION)
+    return {
+        str(name): tuple([unpack(Calibrated, row) for row in rows])
+        for name, rows in body["disks"].items()
+    }
 
 
 def unexpired_runs(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:
@@ -316,17 +268,4 @@ def seed(path: Path, identity: str, run: Calibrated) -> None:
         name: Fact(getattr(run, name), run.wall_s) for name in names if getattr(run, name)
     }
     learned = replace(known.get(identity, Learned()), **facts)
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    write_atomically(path, encode({**known, identity: learned}))
-
-
-def _run(row: Mapping[str, Any]) -> Calibrated:
-    values = {name: _positive(row[name]) for name in VALUES if row.get(name) is not None}
-    return Calibrated(_positive(row["wall_s"]), **values)
-
-
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{value} is impossible")
-    return number
+    save_learned(path, {**known, identity: learned})

@@ -265,7 +265,7 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         if row.sample.sync is not None:
             totals = row.totals
             page.histogram(name, row.labels, COMMIT_BOUNDS_S, totals.commits, totals.commit_s)
-    for what, kind, text, value_of in _DEVICE:
+    for what, kind, text, value_of in DEVICE:
         name = page.family(what, kind, text)
         for row in rows:
             page.add(name, row.labels, value_of(row))
@@ -297,7 +297,8 @@ _STATES = tuple(
     if state is not DeviceState.EXCLUDED
 )
 
-_DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
+# Name, kind, help, value; keys of answers that say the same have the help as their description.
+DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_target_bytes", "gauge", "Dirty limit that the device needs.",
      lambda row: row.decision.target_bytes),
     ("device_drain_bytes_per_second", "gauge", "Drain rate of the device, once learned.",

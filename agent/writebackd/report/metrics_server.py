@@ -11,14 +11,13 @@ import errno
 import logging
 import os
 import socket
-import threading
 import time
-from collections import deque
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
+from writebackd.report.background_writer import BackgroundWriter
 from writebackd.report.control_server import (
     MAX_CLIENTS,
     MAX_REQUEST,
@@ -28,8 +27,8 @@ from writebackd.report.control_server import (
     remove_socket,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
-from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
+from writebackd.safe_files import write_atomically
 
 if TYPE_CHECKING:
     from writebackd.report.answers import MetricsAnswer
@@ -38,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _PLAIN = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"  # of a head
+_WORDS = "metrics: %s %s"  # of the textfile in the log
 
 
 def metrics_json(snapshot: Snapshot, form: str) -> MetricsAnswer:
@@ -211,20 +211,14 @@ def _answer(status: HTTPStatus, kind: str, body: bytes, more: str = "") -> bytes
     return head + body
 
 
-class TextFile:
+class TextFile(BackgroundWriter):
     """Replaces the file periodically; the loop never waits for its disk."""
 
     def __init__(self, path: Path, interval_s: float) -> None:
-        """Start the thread. Touches no file itself."""
-        self.path = path
-        self.error: Optional[str] = None  # why the last attempt to write failed
+        """Start the thread."""
+        super().__init__(path, "textfile", 1)
         self._interval_s = interval_s
         self._due_s = float("-inf")
-        self._waiting: Deque[Snapshot] = deque(maxlen=1)  # the newest is enough
-        self._wake = threading.Event()
-        self._closing = False
-        # A daemon thread: one stuck in the disk must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name="textfile", daemon=True)
         self._start()
 
     def offer(self, snapshot: Snapshot) -> None:
@@ -233,19 +227,14 @@ class TextFile:
         if now >= self._due_s:
             self._due_s = now + self._interval_s
             self._start()
-            self._waiting.append(snapshot)
-            self._wake.set()
+            self._offer_instead(snapshot)
 
     def close(self, timeout: float) -> bool:
         """Remove the file, or else node_exporter would show its last values for ever.
 
         Waits for at most `timeout` seconds. True when it is gone.
         """
-        self._closing = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive() and not self.error
+        return super().close(timeout)
 
     def _start(self) -> None:
         """Start the thread if it does not run; without a thread the daemon continues."""
@@ -254,20 +243,17 @@ class TextFile:
         try:
             self._thread.start()
         except RuntimeError as error:  # TasksMax= of the unit
-            self._tell(f"cannot be written: {error}")
+            self._tell(f"cannot be written: {error}", _WORDS)
 
     def _run(self) -> None:
-        while not self._closing:
-            if self._waiting:
-                self._tell(self._store(render(self._waiting.popleft(), PROMETHEUS)))
-            self._wake.wait()
-            self._wake.clear()
+        for snapshot in self._items():
+            self._tell(self._store(render(snapshot, PROMETHEUS)), _WORDS)
         try:
             self.path.unlink()
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._tell(f"cannot be removed: {error.strerror}")
+            self._tell(f"cannot be removed: {error.strerror}", _WORDS)
 
     def _store(self, text: str) -> Optional[str]:
         """Replace the file; returns the error."""
@@ -277,8 +263,3 @@ class TextFile:
         except OSError as error:
             return f"cannot be written: {error.strerror}"
         return None
-
-    def _tell(self, problem: Optional[str]) -> None:
-        if problem is not None and self.error is None:
-            log.warning("metrics: %s %s", self.path, problem)
-        self.error = problem

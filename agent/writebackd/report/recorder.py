@@ -11,16 +11,15 @@ import contextlib
 import json
 import logging
 import os
-import queue
-import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from writebackd.policy import Policy, render
-from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.safe_files import MODE, for_admins
+from writebackd.report.background_writer import BackgroundWriter
+from writebackd.safe_files import MODE, for_admins
+from writebackd.types.codec import Interned, pack, unpack
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
@@ -75,23 +74,19 @@ class RecordingError(Exception):
     exit_code = 1  # of a command that it ends
 
 
-class Recorder:
+class Recorder(BackgroundWriter):
     """Writes ticks; `record` never waits."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
-        """Start the writer. Touches no file itself."""
-        self.directory = directory
+        """Start the writer."""
+        super().__init__(directory, "recorder", MAX_WAITING)
         self.dropped = 0  # ticks that the writer could not keep up with
-        self.error: Optional[str] = None
         self._max_bytes = max_bytes
-        self._waiting: "queue.Queue[Optional[Tuple[Any, ...]]]" = queue.Queue(MAX_WAITING)
         self._last: Optional[Memory] = None  # after the tick that was recorded last
-        self._closing = False
         # the thread's
         self._file: Optional[int] = None
         self._begun_s = float("-inf")
         self._interned = Interned()
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
     def record(
@@ -100,29 +95,16 @@ class Recorder:
         """Queue a tick; drop and count it when the writer is stuck. Never blocks."""
         # The memory is written again where a command or a reload has changed it.
         follows = before is self._last
-        try:
-            self._waiting.put_nowait((policy, before, follows, sample, decision))
+        if self._offer((policy, before, follows, sample, decision)):
             self._last = after
-        except queue.Full:
+        else:
             self.dropped += 1
-
-    def close(self, timeout: float) -> bool:
-        """Write what is queued, for at most `timeout` seconds. True if all was written."""
-        self._closing = True
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive() and not self.error
 
     # ---- in the thread -------------------------------------------------
 
     def _run(self) -> None:
         stream, ticks, written = zlib.compressobj(6), 0, None
-        while not (self._closing and self._waiting.empty()):
-            item = self._waiting.get()
-            if item is None:
-                continue
-            policy, before, follows, sample, decision = item
+        for policy, before, follows, sample, decision in self._items():
             try:
                 if self._file is None or not 0 <= sample.time_s - self._begun_s < FILE_S:
                     self._end(stream)
@@ -146,21 +128,19 @@ class Recorder:
                 self._write(data)
                 self.error = None
             except Exception as error:  # a full disk, a value that JSON cannot take
-                if self.error is None:
-                    log.warning("samples in %s: %s; ticks are left out", self.directory, error)
-                self.error = str(error)
+                self._tell(str(error), "samples in %s: %s; ticks are left out")
                 self.dropped += 1
                 self._drop_file()
         with contextlib.suppress(OSError):
             self._end(stream)
 
     def _begin(self, sample: Sample) -> None:
-        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path = self.directory / f"{int(sample.wall_s * 1000):015d}{_SUFFIX}"
+        self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path = self.path / f"{int(sample.wall_s * 1000):015d}{_SUFFIX}"
         # Names of processes and cgroups are in it, which not everybody may see.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
         self._begun_s, self._interned = sample.time_s, Interned()
-        files = [(each, each.stat().st_size) for each in _files(self.directory)]
+        files = [(each, each.stat().st_size) for each in _files(self.path)]
         for_admins(path)
         total = sum(size for _, size in files)
         for each, size in files[:-1]:

@@ -17,7 +17,6 @@ from writebackd.report.answer_parts import (
     counters_json,
     draining_json,
     finite,
-    held_json,
     pinned_json,
     trial_json,
 )
@@ -30,6 +29,7 @@ from writebackd.report.device_answers import (
 )
 from writebackd.report.snapshot import DeviceTotals, Snapshot, original_bytes
 from writebackd.report.verdict import verdict_json
+from writebackd.types.codec import pack
 from writebackd.types.decision import DeviceDecision, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.samples import CgroupSample, DeviceSample, TaskSample
@@ -137,7 +137,7 @@ def status_json(snapshot: Snapshot) -> StatusAnswer:
             "refused": list(snapshot.probe.refused),
         },
         "limits": _limits(snapshot),
-        "levers": held_json(snapshot.levers),
+        "levers": list(map(pack, snapshot.levers)),
         "memory": {
             "total_bytes": sample.host.memory_bytes,
             "dirty_bytes": sample.vm.dirty_bytes,

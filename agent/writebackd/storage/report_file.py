@@ -7,24 +7,21 @@ must not crash the daemon.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
-import math
 import os
 import stat
-import tempfile
 import time
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_hints
+from typing import Optional, Tuple
 
 from writebackd import __version__
-from writebackd.formats import printable
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, Controller, ToolError, read_json
+from writebackd.safe_files import write_atomically
+from writebackd.storage.tool_output import Controller, Name, ToolError, read_json
+from writebackd.types.codec import unpack
+from writebackd.types.quantities import Seconds, Time
 
 VERSION = 1
 # 64 controllers with 1 024 volumes each would be 5 MB; no host has that many of both.
@@ -37,9 +34,9 @@ STALE_S = 35 * 60.0
 class Tool:
     """The answer of one tool, or why there is none."""
 
-    name: str
-    path: str
-    error: Optional[str] = None
+    name: Name
+    path: Name
+    error: Optional[Name] = None
     controllers: Tuple[Controller, ...] = ()
 
 
@@ -47,13 +44,13 @@ class Tool:
 class CollectorReport:
     """One run of the collector."""
 
-    wall_s: float  # when it began
-    boottime_s: float  # the same, CLOCK_BOOTTIME: how old it is, whatever became of the clock
-    boot_id: str
-    release: str  # of writebackd
+    wall_s: Time  # when it began
+    boottime_s: Seconds  # the same, CLOCK_BOOTTIME: how old it is, whatever became of the clock
+    boot_id: Name
+    release: Name  # of writebackd
     tools: Tuple[Tool, ...] = ()
     version: int = VERSION
-    awake_s: Optional[float] = None  # when it began, CLOCK_MONOTONIC: without suspended time
+    awake_s: Optional[Seconds] = None  # when it began, CLOCK_MONOTONIC: without suspended time
 
 
 def begun(files: KernelFiles) -> CollectorReport:
@@ -84,22 +81,15 @@ def decode(data: bytes) -> CollectorReport:
         raise ToolError("no text") from None
     if not isinstance(plain, dict) or plain.get("version") != VERSION:
         raise ToolError(f"not of version {VERSION}")
-    report: CollectorReport = _fields(CollectorReport, plain, "report")
-    return report
+    try:
+        return unpack(CollectorReport, plain)
+    except ValueError as error:
+        raise ToolError(str(error)) from None
 
 
 def write(report: CollectorReport, path: Path) -> None:
-    """Write in one step: readers see the old report or the new. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=".raid-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encode(report))
-            os.fchmod(file.fileno(), 0o644)
-        os.rename(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    """Raises OSError."""
+    write_atomically(path, encode(report))
 
 
 def read(path: Path, owner: int = 0) -> CollectorReport:
@@ -113,49 +103,3 @@ def read(path: Path, owner: int = 0) -> CollectorReport:
         if status.st_uid != owner or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ToolError(f"uid {owner} is not the only one who may write it")
         return decode(file.read(MOST_FILE + 1))
-
-
-def _checked(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a `kind`, rebuilt. Raises ToolError naming the place."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Union:
-        (inner,) = (arg for arg in args if arg is not type(None))
-        return None if value is None else _checked(inner, value, where)
-    if origin is tuple:
-        if not isinstance(value, list) or len(value) > MOST_VOLUMES:
-            raise ToolError(f"{where}: no list of at most {MOST_VOLUMES}")
-        return tuple(_checked(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
-    if dataclasses.is_dataclass(kind):
-        return _fields(kind, value, where)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {member.value: member for member in kind}
-        if not isinstance(value, str) or value not in members:
-            raise ToolError(f"{where}: none of {', '.join(members)}")
-        return members[value]
-    if kind is str and isinstance(value, str) and len(value) <= 4 * MOST_NAME:
-        return printable(value)
-    if kind is int and type(value) is int and 0 <= value < 1 << 63:
-        return value
-    if kind is float and type(value) in (int, float) and 0 <= value and math.isfinite(value):
-        return float(value)
-    raise ToolError(f"{where}: no {kind.__name__} that is possible")
-
-
-def _fields(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ToolError(f"{where}: no object")
-    hints = _hints(kind)
-    # What a later release adds is passed over: the version says what can be relied on.
-    values = {
-        name: _checked(hint, value[name], f"{where}.{name}")
-        for name, hint in hints.items()
-        if name in value
-    }
-    try:
-        return kind(**values)
-    except TypeError:
-        missing = ", ".join(hints.keys() - values.keys())
-        raise ToolError(f"{where}: without one of {missing}") from None
-
-
-_hints = functools.lru_cache(maxsize=None)(get_type_hints)

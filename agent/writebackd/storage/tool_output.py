@@ -11,9 +11,10 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Annotated, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
+from writebackd.types.quantities import Bytes, Count, Time
 from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 
@@ -21,17 +22,30 @@ class ToolError(ValueError):
     """A tool's output is not as expected; the message says where, or quotes the tool."""
 
 
+class _Text:
+    """What codec.py checks of a text in the report."""
+
+    @staticmethod
+    def checked(text: str) -> str:
+        if len(text) > 4 * MOST_NAME:
+            raise ValueError("no str that is possible")
+        return printable(text)
+
+
+Name = Annotated[str, _Text]
+
+
 @dataclass(frozen=True)
 class Volume:
     """A disk made by a controller, with the kernel's name for it or its number."""
 
-    number: Optional[int] = None  # SCSI target on the controller's channels for volumes
-    disk: Optional[str] = None  # kernel name
-    diskseq: Optional[int] = None  # of that disk then; None: older than Linux 5.15
+    number: Optional[Count] = None  # SCSI target on the controller's channels for volumes
+    disk: Optional[Name] = None  # kernel name
+    diskseq: Optional[Count] = None  # of that disk then; None: older than Linux 5.15
     mode: Optional[CacheMode] = None
     works: Tuple[ArrayWork, ...] = ()
-    wwn: Optional[str] = None  # hexadecimal digits of its NAA identifier
-    unread: Tuple[str, ...] = ()  # states whose words are in no row of the tool's table
+    wwn: Optional[Name] = None  # hexadecimal digits of its NAA identifier
+    unread: Tuple[Name, ...] = ()  # states whose words are in no row of the tool's table
 
 
 def all_write_through(volumes: Sequence[Volume]) -> bool:
@@ -43,17 +57,17 @@ def all_write_through(volumes: Sequence[Volume]) -> bool:
 class Controller:
     """A RAID controller, or a kernel driver in its role."""
 
-    pci: Optional[str] = None  # as sysfs writes it: 0000:3b:00.0
-    model: Optional[str] = None
-    capacity_bytes: Optional[int] = None
+    pci: Optional[Name] = None  # as sysfs writes it: 0000:3b:00.0
+    model: Optional[Name] = None
+    capacity_bytes: Optional[Bytes] = None
     protection: Optional[Protection] = None
-    dirty_bytes: Optional[int] = None
-    learn_s: Optional[float] = None  # wall clock
+    dirty_bytes: Optional[Bytes] = None
+    learn_s: Optional[Time] = None
     works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
     volumes: Tuple[Volume, ...] = ()
     thresholds: Tuple[Threshold, ...] = ()
-    slot: Optional[int] = None  # PCI slot, of one that does not tell its address
-    unread: Tuple[str, ...] = ()  # as in Volume, or why the tool could not read it
+    slot: Optional[Count] = None  # PCI slot, of one that does not tell its address
+    unread: Tuple[Name, ...] = ()  # as in Volume, or why the tool could not read it
 
 
 # `show all` of eight controllers with 240 disks each is 3 MB of JSON.

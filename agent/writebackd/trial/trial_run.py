@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.policy.schema import Policy
-from writebackd.report.codec import Interned, pack
 from writebackd.report.control_server import RequestError, text_argument
 from writebackd.report.device_answers import find_devices
 from writebackd.report.device_figures import Figures
@@ -30,6 +29,7 @@ from writebackd.trial.plan import (
     objection,
     sync_rate,
 )
+from writebackd.types.codec import pack
 from writebackd.types.core_memory import Memory, Trial
 from writebackd.types.decision import Mode
 from writebackd.types.estimate import Estimate
@@ -283,7 +283,7 @@ class TrialController:
         return {
             "ended": run.ended.value if run.ended is not None else None,
             "why": run.why,
-            "ticks": [pack(each, Interned()) for each in ticks],
+            "ticks": list(map(pack, ticks)),
             "left": left,
         }
 

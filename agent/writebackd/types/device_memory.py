@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Optional, Tuple
 
 from writebackd.types.decision import DeviceState
+from writebackd.types.quantities import Figure, Time
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class LawMemory:
 class Fact:
     """One learned value, and when it was last learned (wall clock)."""
 
-    value: float
-    wall_s: float
+    value: Figure
+    wall_s: Time
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Numbers and words of answers by unit and range, which docs/man/schemas.py puts into the schemas.
+"""Numbers by unit and range, which types/codec.py checks, and docs/man/schemas.py documents.
 
-To mypy and to the program they are plain numbers and text.
+To mypy and to the program they are plain numbers.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, NamedTuple, Optional
 
 
@@ -15,6 +16,12 @@ class Range(NamedTuple):
     least: float
     most: Optional[float] = None
     unit: str = ""  # where the name of the key does not say it
+
+    def checked(self, value: float) -> float:
+        """Raises ValueError for one outside, also for infinity."""
+        if not (self.least <= value < math.inf) or (self.most is not None and value > self.most):
+            raise ValueError(f"{value} is impossible")
+        return value
 
 
 Bytes = Annotated[int, Range(0)]

@@ -183,7 +183,6 @@ class VmState:
     # Free memory plus page cache; None: unknown.  A ratio is a share of this less the kernel's
     # reserve of some percent, which no counter shows.
     dirtyable_bytes: Optional[int] = None
-    dirtied_bytes: Optional[int] = None  # since the boot; None: unknown
 
 
 @dataclass(frozen=True)
@@ -226,4 +225,3 @@ class Sample:
     foreign: Tuple[ForeignWrite, ...] = ()
     errors: Tuple[str, ...] = ()  # what could not be read in this tick
     backings: Tuple[Backing, ...] = ()  # the last readings, see backing_watch.py
-    unlisted_bytes: int = 0  # dirtied by threads that are not in `tasks`: the probe had no room

@@ -8,6 +8,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Optional, Tuple
 
+from writebackd.types.quantities import Count, Rate, Share
+
 # Write caches of the kernel, by the source that reports them.
 CACHES_OF_THE_KERNEL = {
     "md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache",
@@ -62,8 +64,8 @@ class ArrayWork:
     """Background work of an array on its disks."""
 
     kind: str  # rebuild, check, patrol, initialisation, migration
-    share: Optional[float] = None  # share done, 0 to 1
-    rate: Optional[float] = None  # bytes per second, of each disk
+    share: Optional[Share] = None  # done
+    rate: Optional[Rate] = None  # of each disk
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Threshold:
     """A setting of a cache, with the kernel's name and unit."""
 
     name: str
-    value: int
+    value: Count
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Encodes frozen values as JSON and decodes them by their fields' types.  Pure.
+"""Encodes frozen values as JSON, and decodes and checks them by their fields' types.  Pure.
 
 Fields are named, and omitted if they have their default: a field that a later release adds with a
-default does not make older recordings unreadable.
+default does not make older files unreadable, and one that it no longer has is passed over.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import dataclasses
 from enum import Enum
 from functools import lru_cache
 from typing import (
+    Annotated,
     Any,
     Callable,
     Dict,
     List,
+    Optional,
     Sequence,
     Tuple,
     Type,
@@ -34,13 +36,6 @@ T = TypeVar("T")
 Convert = Callable[[Any, "Interned"], Any]
 # The same from tick to tick: written once, then by number.
 _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
-# Fields of earlier recordings: what another one says, and what one of another form does now.
-_GONE = frozenset((
-    "flooded_before", "drain_window", "window_limit_bytes", "sync_window", "last_demand_s",
-    "drain_limit_bytes", "fast", "filling", "flood_lasted_s", "flush_s", "flushed", "flushes",
-    "full_window", "hold", "recent_writes", "tau_s", "throttled", "was_full",
-    "cpus_possible",
-))  # fmt: skip
 
 
 class Interned:
@@ -70,16 +65,19 @@ class Interned:
             self.values.append(_codec(_INTERNED[kind], False)[1](packed, self))
 
 
-def pack(value: Any, interned: Interned) -> Any:
-    """A dataclass of writebackd.types in the form that json.dumps() takes."""
+def pack(value: Any, interned: Optional[Interned] = None) -> Any:
+    """A dataclass in the form that json.dumps() takes."""
     kind: Any = type(value)
-    return _codec(kind)[0](value, interned)
+    return _codec(kind)[0](value, interned or Interned())
 
 
-def unpack(kind: Type[T], packed: Any, interned: Interned) -> T:
-    """Reverse pack(). Raises ValueError, TypeError, KeyError, IndexError on other data."""
+def unpack(kind: Type[T], packed: Any, interned: Optional[Interned] = None) -> T:
+    """Reverse pack(). Raises ValueError, which names the field, on other data.
+
+    Of a damaged Histogram, Mapping or number of `interned` also TypeError or IndexError.
+    """
     declared: Any = kind
-    value: T = _codec(declared)[1](packed, interned)
+    value: T = _codec(declared)[1](packed, interned or Interned())
     return value
 
 
@@ -90,24 +88,30 @@ def _as_it_is(value: Any, interned: Interned) -> Any:
 @lru_cache(maxsize=None)
 def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
     """The functions that pack and unpack values of this type."""
-    if _is_plain(kind):
-        return _as_it_is, _as_it_is
+    if kind in (int, float, str, bool):
+        return _as_it_is, _plain((int, float) if kind is float else (kind,))
     if intern and kind in _INTERNED:
         return (
             lambda value, interned: interned.number(value),
             lambda packed, interned: interned.values[packed],
         )
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        pack_bare, unpack_bare = _codec(args[0])
+        check = getattr(args[1], "checked", None)
+        if check is None:
+            return pack_bare, unpack_bare
+        return pack_bare, lambda packed, interned: check(unpack_bare(packed, interned))
     if origin is Union:
         (present,) = (each for each in args if each is not type(None))
         pack_one, unpack_one = _codec(present)
         return (
-            lambda value, interned: None if value is None else pack_one(value, interned),
+            _as_it_is if pack_one is _as_it_is
+            else lambda value, interned: None if value is None else pack_one(value, interned),
             lambda packed, interned: None if packed is None else unpack_one(packed, interned),
-        )
+        )  # fmt: skip
     if origin is tuple:
-        pack_tuple, unpack_tuple = _of_tuple(args)
-        return _as_it_is if _packs_itself(kind) else pack_tuple, unpack_tuple
+        return _of_tuple(args)
     if origin is not None:  # Mapping: its keys need not be text
         (pack_key, unpack_key), (pack_item, unpack_item) = map(_codec, args)
         return (
@@ -120,8 +124,7 @@ def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
             },
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {member.value: member for member in kind}
-        return lambda value, interned: value.value, lambda packed, interned: members[packed]
+        return lambda value, interned: value.value, lambda packed, interned: kind(packed)
     if kind is Histogram:  # as pairs, whatever it keeps
         return (
             lambda value, interned: {"buckets": value.buckets} if value.counts else {},
@@ -130,38 +133,42 @@ def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
     return _of_fields(kind)
 
 
-def _is_plain(kind: Any) -> bool:
-    """Whether JSON represents the type as it is."""
-    if get_origin(kind) is Union:
-        return all(_is_plain(each) for each in get_args(kind))
-    return kind in (int, float, str, bool, type(None))
+def _plain(kinds: Tuple[type, ...]) -> Convert:
+    """Reads what JSON represents as it is."""
 
+    def read(packed: Any, interned: Interned) -> Any:
+        if type(packed) not in kinds:
+            raise ValueError(f"no {kinds[-1].__name__}")
+        return packed
 
-def _packs_itself(kind: Any) -> bool:
-    """Whether it is plain, or a tuple of plain types: json writes a tuple as a list."""
-    if get_origin(kind) is tuple:
-        return all(each is ... or _packs_itself(each) for each in get_args(kind))
-    return _is_plain(kind)
+    return read
 
 
 def _of_tuple(args: Tuple[Any, ...]) -> Tuple[Convert, Convert]:
-    if all(each is ... or _is_plain(each) for each in args):
-        return _as_it_is, lambda packed, interned: tuple(packed)
-    if args[1:] == (...,):
-        pack_item, unpack_item = _codec(args[0])
-        return (
-            lambda value, interned: [pack_item(each, interned) for each in value],
-            lambda packed, interned: tuple([unpack_item(each, interned) for each in packed]),
-        )
-    packers, unpackers = zip(*map(_codec, args))
+    """json writes a tuple as a list: one of plain values packs itself."""
+    endless = args[1:] == (...,)
+    packers, unpackers = zip(*map(_codec, args[:1] if endless else args))
+    pack_item, unpack_item = packers[0], unpackers[0]
+
+    def unpack_tuple(packed: Any, interned: Interned) -> Any:
+        if not isinstance(packed, (list, tuple)) or not (endless or len(packed) == len(args)):
+            raise ValueError("no list" if endless else f"no list of {len(args)}")
+        if endless:
+            return tuple([unpack_item(each, interned) for each in packed])
+        return tuple([u(each, interned) for u, each in zip(unpackers, packed)])
+
+    if all(packer is _as_it_is for packer in packers):
+        return _as_it_is, unpack_tuple
+    if endless:
+        return lambda value, interned: [pack_item(each, interned) for each in value], unpack_tuple
     return (
         lambda value, interned: [p(each, interned) for p, each in zip(packers, value)],
-        lambda packed, interned: tuple([u(each, interned) for u, each in zip(unpackers, packed)]),
+        unpack_tuple,
     )
 
 
 def _of_fields(kind: Any) -> Tuple[Convert, Convert]:
-    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
     defaults: Dict[str, Any] = {}
     for each in fields:
         if each.default is not dataclasses.MISSING:
@@ -172,7 +179,6 @@ def _of_fields(kind: Any) -> Tuple[Convert, Convert]:
     none = object()  # is no field's value
     packers = [(name, packer, defaults.get(name, none)) for name, (packer, _) in codecs.items()]
     unpackers = {name: unpacker for name, (_, unpacker) in codecs.items()}
-    needed = codecs.keys() - defaults.keys()
 
     def pack_fields(value: Any, interned: Interned) -> Any:
         own, packed = value.__dict__, {}
@@ -183,12 +189,18 @@ def _of_fields(kind: Any) -> Tuple[Convert, Convert]:
         return packed
 
     def unpack_fields(packed: Any, interned: Interned) -> Any:
-        if not packed.keys() >= needed:
-            raise ValueError(f"{kind.__name__} without {', '.join(needed - packed.keys())}")
+        if not isinstance(packed, dict):
+            raise ValueError("no object")
         values: Dict[str, Any] = dict(defaults)
         for name, field in packed.items():
-            if name in unpackers or name not in _GONE:  # one class may still have it
-                values[name] = unpackers[name](field, interned)
+            unpacker = unpackers.get(name)
+            if unpacker is not None:
+                try:
+                    values[name] = unpacker(field, interned)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        if len(values) < len(unpackers):
+            raise ValueError(f"without {', '.join(sorted(unpackers.keys() - values.keys()))}")
         # As replace() of types/copying.py: __init__ of a frozen class takes ten times as long.
         made = object.__new__(kind)
         object.__setattr__(made, "__dict__", values)
