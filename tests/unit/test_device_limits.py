@@ -524,6 +524,18 @@ def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
     assert decision.goal_bytes == decision.limit_bytes == TIGHT and decision.settings == ()
 
 
+@pytest.mark.parametrize("mode, said", [
+    (Mode.ENFORCE, "original limits, except its ceiling: 48M"),
+    (Mode.OBSERVE, "no limit needed, except its ceiling: enforce would set 48M"),
+])
+def test_who_needs_no_limit_names_its_ceiling(mode: Mode, said: str) -> None:
+    ready = [action(f"bdi {STICK.bdi} strict_limit")]
+    quiet = {name: estimate(name) for name in ("sda", STICK.name)}
+    held = with_stick(mode=mode, caps={STICK.name: Cap(MOST, standing=True)})
+    decision, _ = decide(DESKTOP, held, plugged_in(actions=ready), quiet)
+    assert decision.devices[1].reason.endswith(said)
+
+
 def test_under_another_policy_a_cap_stays_where_it_may() -> None:
     held = memory(caps={"sda": Cap(TIGHT, in_force=True)}, goal_bytes=LOOSE)
     again = rebounded(held)
