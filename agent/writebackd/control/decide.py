@@ -105,7 +105,8 @@ def _wants(
             sample.time_s,
             sample.dt_s,
             # The limit in force for the device: the global one, or its own.
-            cap.bytes if cap is not None and cap.in_force else shared,
+            cap.bytes if cap is not None and cap.in_force
+            else shared if seen.strict_bytes is None else min(shared, seen.strict_bytes),
             estimates[name],
             memory.devices[name],
             most,
