@@ -25,7 +25,7 @@ from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, F
 from writebackd.report.history_events import events_of
 from writebackd.report.history_schema import Event, read_figures
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.status_answer import status_json, why_json
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
@@ -86,9 +86,11 @@ def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
     (seen,) = host.sample.devices
     strict = replace(host.sample, devices=(replace(seen, strict_bytes=MIB),))
     theirs = replace(observing, sample=strict)  # set by somebody else
-    assert [each.limit_bytes for each in Collector(1.0).add(theirs)] == [MIB]
-    assert "limit 1.0M, of this device alone" in render_status(status_json(theirs))
-    assert "limit    1.0M, of this device alone" in render_why(why_json(theirs))
+    (figures,) = Collector(1.0).add(theirs)
+    found = original_bytes(theirs)[0] * MIB / host.sample.vm.threshold_bytes
+    assert figures.limit_bytes == MIB and figures.found_bytes == pytest.approx(found)
+    assert "limit 1.0M, for this device alone" in render_status(status_json(theirs))
+    assert "limit    1.0M, for this device alone" in render_why(why_json(theirs))
     (row,) = status_json(capped)["devices"]
     assert row["limit_bytes"] == 48 * MIB
     (event,) = [each for each in events_of(None, capped, ()) if each.device == "sda"]

@@ -279,7 +279,7 @@ def _cache_line(cache: Answer) -> str:
 def own_limit(device: Answer, host_bytes: int) -> str:
     """The limit in force for this device alone; empty where that is the host's."""
     own = device["limit_bytes"]
-    return "" if own == host_bytes else f"{formats.size(own)}, of this device alone"
+    return "" if own == host_bytes else f"{formats.size(own)}, for this device alone"
 
 
 def _table(devices: Sequence[Answer], host_bytes: int, width: int, paint: Paint) -> List[str]:

@@ -193,13 +193,15 @@ class Collector:
             basis = decision.basis if decision is not None else None
             visible = each.throttled_s is not None
             above, own_s = self._own.get(name, (0.0, 0.0))
+            mine = snapshot.sets_limits and name in snapshot.memory.caps
+            share = 1.0 if mine else snapshot.limit_of(name) / snapshot.limit_of(None)
             rows.append(
                 Figures(
                     wall_s=snapshot.sample.wall_s - span_s,
                     span_s=span_s,
                     device=name,
                     limit_bytes=(self._limit + above) / span_s,
-                    found_bytes=float(original),
+                    found_bytes=share * original,
                     write_rate=each.written / span_s,
                     flooded_s=each.flooded_s,
                     ours_s=self._ours_s + own_s,
