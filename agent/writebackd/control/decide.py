@@ -421,4 +421,4 @@ def _arbitrate(
     if bounds:
         target, name = max(bounds)
         return target, reasons.loosest(name), name
-    return None, reasons.without_demand(flooded_lately=False), None
+    return None, reasons.without_demand(False, reasons.unset(memory, "")), None
