@@ -195,7 +195,9 @@ def compile_library(sources: Sources, compiler: str, work: Path, run: Run) -> Pa
     for path in files:
         # Names of one source each: several have a `hash` or a `common`.
         made = work / f"{path.parent.parent.name}-{path.stem}.o"
-        run([compiler, *FLAGS, "-include", str(work / "old_libc.h"), *include, "-c", str(path),
+        # assert() names its file: by its place among the sources, wherever these lie.
+        run([compiler, *FLAGS, f"-fmacro-prefix-map={bpf.parent}/=",
+             "-include", str(work / "old_libc.h"), *include, "-c", str(path),
              "-o", str(made)], work)  # fmt: skip
     library = work / "libbpf.so.1"
     objects = sorted(map(str, work.glob("*.o")))

@@ -4,8 +4,9 @@
 
 In each: install, first status in observe mode, doctor, purge; once with the release's libbpf 1, if
 it has one, once with writebackd-libbpf and once without any.  The kernel is this host's.  Prints a
-table; ends with 1 when a step failed.  Needs root, mmdebstrap and the network; changes nothing
-outside of the roots.  Debian 11 stands for distributions with an older libc and no libbpf 1.
+table; ends with 1 when a step failed.  Needs root, mmdebstrap, the network, and no other daemon on
+this kernel; changes nothing outside of the roots.  Debian 11 stands for distributions with an older
+libc and no libbpf 1.
 """
 
 from __future__ import annotations

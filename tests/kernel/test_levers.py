@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from fake_levers import FakeLevers
 from fake_vm import SYSCTL
 from limit_cases import MIB
-from tests.kernel.fault_rig import Crash, CrashingFiles, started, wait_for
+from tests.kernel.fault_rig import (
+    DAEMON,
+    Crash,
+    CrashingFiles,
+    runtime_in_memory,
+    started,
+    wait_for,
+)
 from tests.kernel.scratch import Scratch, as_born, run, scratch_disk
 from tests.kernel.test_daemon import Running
 from writebackd.actuate.actuator import Actuator
@@ -346,8 +355,72 @@ def test_foreign_change_is_seen_whatever_the_file(disk: Scratch, path: Path) -> 
     assert state(disk) == found
 
 
+# As udev and its links of a disk are seen by a daemon: a host of tests may have no udev.
+LINK = "disk/by-id/wwn-0x5000c500a1b2c3d4"
+WITH_LINK = """mount -t tmpfs none /run
+mkdir -p /run/udev/data
+echo "S:$1" >"/run/udev/data/b$2"
+shift 2
+exec "$@"
+"""
+
+
+def test_a_ceiling_by_link_wwn_or_mount_point_is_set_and_shown(
+    disk: Scratch, tmp_path: Path
+) -> None:
+    found, home = state(disk), Path(f"/sys/class/bdi/{disk.devno}")
+    config = tmp_path / "config/default.conf.d/50-site.conf"
+    config.parent.mkdir(parents=True)
+
+    def name(by: str, ceiling: int) -> None:
+        config.write_text(f"[devices]\ninclude = {by}\n[device {by}]\nceiling = {ceiling}M\n")
+
+    def shown(limit: int) -> bool:
+        return bool(daemon.device(disk.device).get("limit_bytes") == limit)
+
+    name(f"/dev/{LINK}", 48)
+    program = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", WITH_LINK, "sh",
+               LINK, disk.devno, *DAEMON]  # fmt: skip
+    with runtime_in_memory() as runtime_dir:
+        daemon = Running(tmp_path, "--config-dir", str(config.parents[1]), program=program,
+                         runtime_dir=runtime_dir)  # fmt: skip
+        try:
+            for ceiling, by in ((48, f"/dev/{LINK}"), (40, Path(LINK).name),
+                                (32, str(disk.mountpoint))):  # fmt: skip
+                name(by, ceiling)
+                daemon.process.send_signal(signal.SIGHUP)
+                wait_for(functools.partial(shown, ceiling * MIB))
+                assert daemon.device(disk.device)["reason"].endswith(f"ceiling: {ceiling}M")
+                (why,) = daemon.ctl("why", disk.device)[1]["devices"]
+                assert why["limit_bytes"] == ceiling * MIB
+                assert f"[device {by}]" in why["sections"][0]
+                assert (home / "strict_limit").read_text() == "1\n"
+                limit = int((home / "max_bytes").read_text())
+                assert limit == pytest.approx(ceiling * MIB, rel=0.02)
+        finally:
+            daemon.end()
+    assert state(disk) == found
+
+
+def test_a_limit_that_somebody_else_gave_a_device_is_shown(disk: Scratch, tmp_path: Path) -> None:
+    home = Path(f"/sys/class/bdi/{disk.devno}")
+    daemon = Running(tmp_path, "--mode", "observe", "--device", disk.device, "--probe", "procfs")
+    try:
+        host = daemon.status()["limits"]["dirty_bytes"]
+        assert daemon.device(disk.device)["limit_bytes"] == pytest.approx(host, rel=0.02)
+        (home / "max_ratio_fine").write_text("10000")
+        (home / "strict_limit").write_text("1")
+        assert disk.mountpoint is not None
+        (disk.mountpoint / "file").write_bytes(b"x")
+        os.sync()
+        wait_for(lambda: daemon.device(disk.device)["limit_bytes"] < host // 50)
+    finally:
+        daemon.end()
+        as_born(disk.device, disk.devno)
+
+
 # The daemon with a law that asks for what is in the environment.
-DAEMON = """
+WISHING = """
 import json, os, sys
 from dataclasses import replace
 from writebackd import daemon
@@ -372,7 +445,7 @@ def test_daemon_sets_them_and_brings_them_home_however_it_ends(
     found = state(disk)
     wanted = [(w.kind.value, w.target, w.name, w.value) for w in wishes(disk)]
     monkeypatch.setenv("WISHES", json.dumps(wanted))
-    program = [sys.executable, "-c", DAEMON]
+    program = [sys.executable, "-c", WISHING]
     requests = f"/sys/block/{disk.device}/queue/nr_requests"
     strict = f"/sys/class/bdi/{disk.devno}/strict_limit"
 

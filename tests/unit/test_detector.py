@@ -149,6 +149,14 @@ def test_a_flood_that_fsyncs_is_a_flood_of_the_program_that_dirtied_it() -> None
     assert "caused by dd (pid 4711, backup.service)" in alert.summary
 
 
+def test_who_commits_is_not_blamed_for_whole_folios() -> None:
+    committer = replace(COMMITTER, synced=True)
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual(tasks=(committer,))
+    folios = replace(committer, dirtied_bytes=900 * MB)
+    assert host.until(15, **{**STARVED, "tasks": (DD, folios)}) == 8
+    assert [each.comm for each in host.alerts[0].culprits] == ["dd"]
+
+
 @pytest.mark.parametrize(
     "tasks, named",
     [

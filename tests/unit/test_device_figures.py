@@ -19,12 +19,14 @@ from history_cases import TIMEOUT_S, written
 from route_cases import wait_for
 from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
+from writebackd.cli.daemon_verbs import render_why
+from writebackd.cli.status_screen import render_status
 from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
 from writebackd.report.history_events import events_of
 from writebackd.report.history_schema import Event, read_figures
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
-from writebackd.report.snapshot import Snapshot
-from writebackd.report.status_answer import status_json
+from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.status_answer import status_json, why_json
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
 from writebackd.types.histogram import Histogram
@@ -79,7 +81,16 @@ def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
     assert (figures.limit_bytes, figures.ours_s) == (48 * MIB, 1.0)
     assert capped.limit_of("sda") == 48 * MIB != host.limit_of("sda")
     assert capped.limit_of("sdb") == host.limit_of("sdb") == host.sample.vm.threshold_bytes
-    assert replace(capped, mode=Mode.OBSERVE).limit_of("sda") == host.sample.vm.threshold_bytes
+    observing = replace(capped, mode=Mode.OBSERVE)
+    assert observing.limit_of("sda") == host.sample.vm.threshold_bytes
+    (seen,) = host.sample.devices
+    strict = replace(host.sample, devices=(replace(seen, strict_bytes=MIB),))
+    theirs = replace(observing, sample=strict)  # set by somebody else
+    (figures,) = Collector(1.0).add(theirs)
+    found = original_bytes(theirs)[0] * MIB / host.sample.vm.threshold_bytes
+    assert figures.limit_bytes == MIB and figures.found_bytes == pytest.approx(found)
+    assert "limit 1.0M, for this device alone" in render_status(status_json(theirs))
+    assert "limit    1.0M, for this device alone" in render_why(why_json(theirs))
     (row,) = status_json(capped)["devices"]
     assert row["limit_bytes"] == 48 * MIB
     (event,) = [each for each in events_of(None, capped, ()) if each.device == "sda"]

@@ -524,6 +524,19 @@ def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
     assert decision.goal_bytes == decision.limit_bytes == TIGHT and decision.settings == ()
 
 
+@pytest.mark.parametrize("mode, host, own", [
+    (Mode.ENFORCE, "original limits", "48M"),
+    (Mode.OBSERVE, "no limit needed", "enforce would set 48M"),
+])
+def test_who_needs_no_limit_names_its_ceiling(mode: Mode, host: str, own: str) -> None:
+    quiet = {name: estimate(name) for name in ("sda", STICK.name)}
+    held = with_stick(mode=mode, caps={STICK.name: Cap(MOST, standing=True)})
+    ready = plugged_in(actions=[action(f"bdi {STICK.bdi} strict_limit")])
+    decision, _ = decide(DESKTOP, held, ready, quiet)
+    assert decision.reason == f"no sync demand and no flood: {host}"
+    assert decision.devices[1].reason == f"{decision.reason}, except its ceiling: {own}"
+
+
 def test_under_another_policy_a_cap_stays_where_it_may() -> None:
     held = memory(caps={"sda": Cap(TIGHT, in_force=True)}, goal_bytes=LOOSE)
     again = rebounded(held)

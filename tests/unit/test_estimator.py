@@ -35,7 +35,7 @@ GLOBAL = 64 * MB
 def tick(
     memory: Memory, rates: Dict[str, float], time_s: float = 1000.0, dt_s: float = 1.0,
     sync: Optional[SyncSample] = SyncSample(), limit: int = GLOBAL,  # noqa: B008
-    backings: Tuple[Backing, ...] = (),
+    backings: Tuple[Backing, ...] = (), strict: Optional[int] = None,
 ) -> Tuple[Dict[str, Estimate], Memory]:  # fmt: skip
     """A tick of disks that write at `rates`, each one with a writer that sleeps for the limit."""
     disks = {DISK.name: DISK, OTHER.name: OTHER}
@@ -45,6 +45,7 @@ def tick(
         devices=tuple(
             DeviceSample(
                 disks[name], write_bytes=int(rate * dt_s), busy_share=1.0, sync=sync,
+                strict_bytes=strict,
                 classes={IoClass.BACKGROUND_WRITE: ClassSample(20, int(rate), latencies(1e-4, 20))},
             )
             for name, rate in rates.items()
@@ -130,6 +131,16 @@ def test_devices_share_the_limit_by_their_speed() -> None:
     estimates, _ = ticks(Memory(), 3, {"sda": R, "sdb": R / 3})
     assert estimates["sda"].limit_share == pytest.approx(0.75)
     assert estimates["sdb"].limit_share == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("strict, known", [(None, True), (MB // 2, False)])
+def test_a_small_limit_of_somebody_else_shows_nothing_of_the_disk(
+    strict: Optional[int], known: bool
+) -> None:
+    memory = Memory()
+    for number in range(8):
+        _, memory = tick(memory, {"sda": 10.0 * MB}, 1000.0 + number, sync=SLOW, strict=strict)
+    assert (memory.devices["sda"].drain_rate is not None) is known
 
 
 def test_a_device_that_only_began_or_does_not_write_is_not_given_too_small_a_share() -> None:

@@ -126,6 +126,7 @@ WORDS = {
     Rule.TEST: "a larger limit for some seconds, to see whether the device takes more",
     Rule.FLOOR: "write cache full at the smallest limit allowed",
 }
+WOULD = "flood, drain rate 256M/s: {} would set 4.0M"
 BLIND, IDLE = "fsync latency is not visible", "no sync demand"
 Say = Callable[[str], str]
 
@@ -138,9 +139,11 @@ def law_in(rule: Rule) -> Say:
     (law_in(Rule.REST), "no flood; 4.0M held while programs commit",
      "no flood; {} would hold 4.0M while programs commit"),
     # A price only where the limit that it is of is in force.
-    (law_in(Rule.COMING), "this limit is not in force yet: 4.0M", "{} would set 4.0M"),
-    *((law_in(rule), f"{words}: 4.0M; {PRICE}", "{} would set 4.0M")
+    (law_in(Rule.COMING), "this limit is not in force yet: 4.0M", WOULD),
+    *((law_in(rule), f"{words}: 4.0M; {PRICE}", WOULD)
       for rule, words in WORDS.items()),
+    (lambda after: reasons.ceiling(TARGET, after),
+     ", except its ceiling: 4.0M", ", except its ceiling: {} would set 4.0M"),
     (lambda after: reasons.kept("WHY", True, TARGET, 2.0, 3.0, after),
      "WHY; last fsync 2s ago, limit kept for 3s more",
      "WHY; last fsync 2s ago, limit would be kept for 3s more"),

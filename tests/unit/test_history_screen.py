@@ -39,9 +39,9 @@ def test_history_screen() -> None:
 
 
 def test_what_was_written_in_one_go_is_one_change_in_sizes() -> None:
-    texts = ("dirty_bytes 134217728 -> 67108864", "dirty_background_bytes 67108864 -> 33554432")
+    texts = ("dirty_bytes dirty_ratio=20 -> 67108864", "dirty_background_bytes 4096 -> 8192")
     lines = " ".join(" ".join(shown(*(event(5.0, "action", text=text) for text in texts))).split())
-    assert lines.endswith(" action dirty_bytes 128M -> 64M; dirty_background_bytes 64M -> 32M")
+    assert lines.endswith(" dirty_bytes dirty_ratio=20 -> 64M; dirty_background_bytes 4K -> 8K")
 
 
 def test_repetitions_are_folded_and_their_last_is_told() -> None:

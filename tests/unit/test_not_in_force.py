@@ -49,7 +49,8 @@ def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None
     _, seen, device = observed()
     assert (device.rule, device.state) == (Rule.OBSERVING, DeviceState.GUARD)
     assert device.target_bytes is not None
-    assert device.reason == f"enforce would set {formats.size(device.target_bytes)}"
+    would = f"enforce would set {formats.size(device.target_bytes)}"
+    assert device.reason == f"flood, drain rate {formats.size(seen.drain_rate)}/s: {would}"
     assert what_next(device, POLICY.objective, "in observe mode") == (
         "Nothing is set in observe mode."
     )

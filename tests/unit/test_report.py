@@ -152,13 +152,14 @@ def test_what_observe_would_have_set_was_not_set() -> None:
     texts = (
         "dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO",
         # The other half of one change, its end, and another lever.
-        "dirty_background_bytes 1 -> 2", "dirty_ratio 0 -> 20", "queue sda nr_requests 1 -> 2",
+        "dirty_background_bytes 1 -> 4096", "dirty_ratio 0 -> 20", "queue sda nr_requests 1 -> 2",
     )  # fmt: skip
     events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]
     page = render(ABOUT, rows(10), events)
     counts = ("limit set", "2"), ("other levers set", "1"), ("failed writes", "1")
     for name, value in counts:
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+    assert "dirty_background_bytes 1 -&gt; 4K" in page
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

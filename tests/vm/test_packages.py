@@ -47,6 +47,7 @@ Summary: What the root has
 License: GPL-2.0-or-later
 BuildArch: noarch
 Provides: /bin/sh, /usr/bin/python3, libbpf.so.1()(64bit), python3 = 3.13, systemd = 257
+Provides: {libc}
 %description
 For tests.
 %files
@@ -160,8 +161,10 @@ def dnf(tree: Path, where: Path, line: str) -> str:
     return run("sh", "-c", f"cd {where} && exec {command}")
 
 
-def base_rpm(where: Path) -> Path:
-    (where / "base.spec").write_text(BASE)
+def base_rpm(where: Path, library: Path) -> Path:
+    needed = run("rpm", "-q", "--requires", "--package", str(library))
+    libc = ", ".join(re.findall(r"(?m)^(?:ld-linux|libc|rtld).*", needed))
+    (where / "base.spec").write_text(BASE.format(libc=libc))
     run("rpmbuild", "-bb", "--quiet", "--define", f"_topdir {where}", str(where / "base.spec"))
     (package,) = where.rglob("*.noarch.rpm")
     return package
@@ -172,8 +175,9 @@ def put(package: Path, tree: Path, work: Path) -> str:
     if package.suffix == ".deb":
         shutil.copy(package, tree / "tmp/package.deb")
         return run("chroot", str(tree), "dpkg", "-i", "/tmp/package.deb")
-    dnf(tree, work, f"dnf install {base_rpm(work)}")
-    dnf(tree, package.parent, "dnf install ./writebackd-libbpf-*.x86_64.rpm")
+    (library,) = package.parent.glob("writebackd-libbpf-*.x86_64.rpm")
+    dnf(tree, work, f"dnf install {base_rpm(work, library)}")
+    dnf(tree, package.parent, f"dnf install ./{library.name}")
     install, *_ = package_life.commands(str(README), package_life.FEDORA)
     return dnf(tree, package.parent, install)
 

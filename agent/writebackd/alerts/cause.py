@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Optional, Sequence, Tuple
+from typing import Container, Optional, Sequence, Tuple
 
 from writebackd.alerts.alert_types import Cause, Culprit
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Dirtied, Incident, size_class
@@ -190,7 +191,9 @@ def is_write_through(incident: Incident, health: DeviceHealth) -> bool:
     )
 
 
-def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
+def culprits_of(
+    incident: Incident, cause: Cause, committers: Container[str]
+) -> Tuple[Culprit, ...]:
     """The programs that dirtied most, the heaviest first, if dirty pages are the cause.
 
     They have no command lines.
@@ -199,11 +202,16 @@ def culprits_of(incident: Incident, cause: Cause) -> Tuple[Culprit, ...]:
         return ()
     # By program, what it dirtied before and since the incident began.
     both = [
-        (incident.before.get(program), incident.dirtied.get(program))
+        (program[0], incident.before.get(program), incident.dirtied.get(program))
         for program in {**incident.before, **incident.dirtied}
     ]
-    sums = [(sum(part.count for part in pair if part is not None), pair) for pair in both]
-    heavy = sorted(sums, key=lambda pair: -pair[0])[:MOST_CULPRITS]
+    sums = [(sum(part.count for part in pair if part), comm, pair) for comm, *pair in both]
+    others = sum([count for count, comm, _ in sums if comm not in committers])
+    # A commit of 4 KiB makes a folio of up to 2 MB dirty, and its sync writes the 4 KiB.
+    most = incident.sync_bytes if others >= CULPRIT_SHARE * incident.written_bytes else math.inf
+    heavy = sorted([
+        (min(count, most) if comm in committers else count, pair) for count, comm, pair in sums
+    ], key=lambda each: -each[0])[:MOST_CULPRITS]
     if sum([count for count, _ in heavy]) < CULPRIT_SHARE * incident.written_bytes:
         return ()  # direct IO, which dirties nothing
     seconds = max(incident.seconds, 1e-3)

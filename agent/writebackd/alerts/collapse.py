@@ -74,7 +74,7 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     if cause is Cause.WRITE_THROUGH and usual is not None:
         tick.tell(cache_alert(view, health, incident, usual))
         return health
-    culprits, limit = culprits_of(incident, cause), ""
+    culprits, limit = culprits_of(incident, cause, committers(health)), ""
     setters: Tuple[Culprit, ...] = ()
     if cause in (Cause.THROTTLED_WRITER, Cause.FOREIGN_CHANGE):
         cap = tick.core.caps.get(view.name)
@@ -223,6 +223,6 @@ def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Dev
         tick.tell(alert_of(
             incident, view, health, AlertName.EXHAUSTED, cause,
             messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes),
-            culprits=culprits_of(incident, cause),
+            culprits=culprits_of(incident, cause, committers(health)),
         ))  # fmt: skip
     return replace(health, exhausted=incident)

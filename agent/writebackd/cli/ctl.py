@@ -145,7 +145,7 @@ _VERBS: Tuple[Tuple[str, str, str, Tuple[Option, ...]], ...] = (
         _option("--budget", "write at most (default %(default)s)", "BYTES", default="8G"),
         _option("--time", "run at most (default %(default)s)", "SPAN", type=span, default="90s"),
     )),
-    ("trial", "trial:trial", "measure the effect on this host by experiment", (
+    ("trial", "trial:trial", "measure the effect by experiment; sets limits also in observe mode", (
         _option("--duration", "total length (default 8m)", "SPAN", type=span, default="8m"),
         _option("--block", "length of a block (default 30s)", "SPAN", type=span, default="30s"),
         _option("--seed", "repeat the order of a trial", "N", type=number),

@@ -33,6 +33,7 @@ from writebackd.cli.status_screen import (
     by_whom,
     heading,
     in_window,
+    own_limit,
     render_status,
     trial_words,
     verdict_lines,
@@ -59,7 +60,7 @@ def render_why(why: Answer, width: int = 80, colour: bool = False, verbose: bool
     for device in devices:
         if device not in excluded:
             lines.append("")
-            lines += _device_reasoning(device, width, paint, verbose)
+            lines += _device_reasoning(device, limit["threshold_bytes"], width, paint, verbose)
     if excluded:
         lines.append("")
         lines += labelled("excluded", " ".join(device["name"] for device in excluded), width)
@@ -85,7 +86,9 @@ def _limit_title(why: Answer) -> str:
     )
 
 
-def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -> List[str]:
+def _device_reasoning(
+    device: Answer, host_bytes: int, width: int, paint: Paint, verbose: bool
+) -> List[str]:
     state = device["state"] or "not decided"
     title = paint(clean(device["name"]), "heading") + "  " + paint(state, state)
     if device["decision_id"]:
@@ -96,6 +99,8 @@ def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -
     if device["verdict"] is not None:
         lines += labelled("verdict", device["verdict"], width)
     lines += labelled("cause", device["reason"] or formats.UNKNOWN, width)
+    own = own_limit(device, host_bytes)
+    lines += labelled("limit", own, width) if own else []
     lines += labelled("next", device["next"], width)
     if device["sections"]:
         lines += labelled("policy", ", ".join(device["sections"]), width)

@@ -39,6 +39,7 @@ from writebackd.cli.output import (
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
 from writebackd.report.device_figures import STEP_S, Figures
+from writebackd.report.history_events import readable
 from writebackd.report.history_schema import (
     EVENT_COLUMNS,
     count_events,
@@ -64,7 +65,6 @@ _NEAR = 12
 # These come and go by themselves; others are caused by people, and what follows is news.
 _FOLDED = ("decision", "action", "alert")
 _NUMBER = re.compile(r"\d+(\.\d+)?[kKMGTP]?")
-_BYTES = re.compile(r"(?<=bytes )(\d+) -> (\d+)")
 
 
 def history(options: argparse.Namespace) -> int:
@@ -273,7 +273,7 @@ def _decision(event: Answer, width: int, paint: Paint) -> List[str]:
 
 
 def _event(event: Answer, width: int, paint: Paint) -> List[str]:
-    text = _readable(event)
+    text = readable(event["text"] or "")
     kind = as_text(event["kind"]).ljust(9)
     # An alert's text says of which device it is.
     who = event["device"]
@@ -301,17 +301,9 @@ def _repeats(events: Sequence[Answer]) -> str:
             text += f", limit {' to '.join(ends)}"
         if p99s:
             text += f", p99 up to {formats.milliseconds(max(p99s))} ms"
-    elif _readable(last) != _readable(first):
-        text += f", last: {_readable(last)}"
+    elif last["text"] != first["text"]:
+        text += f", last: {readable(last['text'])}"
     return text
-
-
-def _readable(event: Answer) -> str:
-    """The text, with bytes as sizes."""
-    return _BYTES.sub(
-        lambda match: f"{formats.size(int(match[1]))} -> {formats.size(int(match[2]))}",
-        event["text"] or "",
-    )
 
 
 def _known(value: Any, words: Any) -> str:

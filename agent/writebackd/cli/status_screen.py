@@ -62,7 +62,7 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     for warning in status["warnings"]:
         lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
     lines.append("")
-    lines += _table(status["devices"], width, paint)
+    lines += _table(status["devices"], status["limits"]["dirty_bytes"], width, paint)
     lines.append("")
     if status["dirtiers"]:
         lines += labelled("writers", _dirtiers_line(status["dirtiers"]), width)
@@ -276,7 +276,13 @@ def _cache_line(cache: Answer) -> str:
     )
 
 
-def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
+def own_limit(device: Answer, host_bytes: int) -> str:
+    """The limit in force for this device alone; empty where that is the host's."""
+    own = device["limit_bytes"]
+    return "" if own == host_bytes else f"{formats.size(own)}, for this device alone"
+
+
+def _table(devices: Sequence[Answer], host_bytes: int, width: int, paint: Paint) -> List[str]:
     if not devices:
         return wrapped("no device to manage (see `writebackctl devices`)", width, "")
     shown = sorted(devices, key=urgency)
@@ -293,6 +299,7 @@ def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
         lines.append(_row(device, *layout, paint))
         if device["reason"]:
             lines += wrapped(device["reason"], width, "    ")
+        lines += wrapped(own_limit(device, host_bytes), width, "    ", "    limit ")
         lines += wrapped(_cache_line(device["write_cache"]), width, "    ")
         for text, role in notes(device):
             lines += [paint(line, role) for line in wrapped(text, width, "    ")]

@@ -61,6 +61,7 @@ HELP = (
     "sparkline       p99: each step is a factor of 3, from 0.1 ms up; a gap is a",
     "                tick without a commit",
     "cache           estimated fill of the write cache",
+    "dirties         in whole folios: a write of 4 KB may count as up to 2 MB",
     "sleeps          share of the time that a writer slept for the dirty limit",
     "waits           seconds per second that all threads waited for block IO",
     "D               sleeps uninterruptibly at this moment",

@@ -63,6 +63,7 @@ def decide(
     devices = tuple(_numbered(want, remembered) for want in wants)
     extra = plan_device_limits(policy, replace(memory, devices=remembered), sample, wants)
     destage, memory = plan_destage(policy, extra.memory, sample, estimates)
+    devices = tuple([_with_ceiling(device, extra.memory) for device in devices])
     needed, reason, decider = _arbitrate(extra.shared, memory)
     devices = tuple([
         _held_to(device, decider, needed, memory) if device.rule is Rule.COMING else device
@@ -104,7 +105,8 @@ def _wants(
             sample.time_s,
             sample.dt_s,
             # The limit in force for the device: the global one, or its own.
-            cap.bytes if cap is not None and cap.in_force else shared,
+            cap.bytes if cap is not None and cap.in_force
+            else shared if seen.strict_bytes is None else min(shared, seen.strict_bytes),
             estimates[name],
             memory.devices[name],
             most,
@@ -377,6 +379,14 @@ def _numbered(want: DeviceDecision, remembered: Dict[str, DeviceMemory]) -> Devi
     return replace(want, decision_id=f"{want.name}#{memory.decisions}")
 
 
+def _with_ceiling(device: DeviceDecision, memory: Memory) -> DeviceDecision:
+    """Add to the reason that the device has a limit of its own, although it needs none."""
+    cap, after = memory.caps.get(device.name), reasons.unset(memory, device.name)
+    if cap is None or device.target_bytes is not None or not (after or cap.in_force):
+        return device
+    return replace(device, reason=device.reason + reasons.ceiling(cap.bytes, after))
+
+
 def _held_to(
     device: DeviceDecision, tightest: Optional[str], goal: Optional[int], memory: Memory
 ) -> DeviceDecision:
@@ -411,4 +421,4 @@ def _arbitrate(
     if bounds:
         target, name = max(bounds)
         return target, reasons.loosest(name), name
-    return None, reasons.without_demand(flooded_lately=False), None
+    return None, reasons.without_demand(False, reasons.unset(memory, "")), None

@@ -178,7 +178,9 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis, after: 
         held = f"{after} would hold {size}" if after else f"{size} held"
         return f"{_WORDS[rule][0]}; {held} while programs commit"
     if after:
-        return f"{after} would set {size}"
+        rate = estimate.drain_rate
+        drains = "unknown" if rate is None else f"{formats.size(rate)}/s"
+        return f"flood, drain rate {drains}: {after} would set {size}"
     words = _drains(target_bytes, estimate, basis) if rule is Rule.KNEE else _WORDS[rule][0]
     # What commits wait for under another limit says nothing of the price of this one.
     price = "" if rule is Rule.COMING else trade(target_bytes, estimate, basis)
@@ -274,6 +276,12 @@ def _wanted(target_bytes: int, after: str) -> str:
 
 
 # ---- the limit of the host -------------------------------------------------
+
+
+def ceiling(size_bytes: int, after: str) -> str:
+    """The exception for a device that has a limit of its own all the time."""
+    size = formats.size(size_bytes)
+    return f", except its ceiling: {f'{after} would set ' if after else ''}{size}"
 
 
 def tightest(device: str) -> str:

@@ -207,7 +207,8 @@ def _limit_share(tick: _Tick, row: _Row) -> Tuple[float, int]:
     if cap is not None and cap.in_force:
         return 1.0, cap.bytes
     share = max(row.rate / total if total > 0 else 1.0, SHARE_LEAST)
-    return share, int(share * tick.threshold)
+    limit, own = int(share * tick.threshold), row.seen.strict_bytes  # set by somebody else
+    return share, limit if own is None else min(limit, own)
 
 
 def _drained(

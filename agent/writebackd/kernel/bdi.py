@@ -71,6 +71,14 @@ def describe(name: str, text: str) -> str:
     return text if name == "strict_limit" else f"{FILES[name]}={text}"
 
 
+def strict_limit(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[int]:
+    """The limit that holds the device whatever the others do, bytes; None: only the global one."""
+    if files.try_read(path(bdi, "strict_limit")) != "1":
+        return None
+    text = files.try_read(path(bdi, "max_bytes")) or ""
+    return value_of("max_bytes", text, threshold_bytes) if text.isdigit() else None
+
+
 def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str]:
     """The names of `wanted` in an order in which the kernel accepts every step.
 

@@ -8,6 +8,7 @@ import heapq
 from operator import add
 from typing import Callable, Collection, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
+from writebackd.kernel import bdi
 from writebackd.kernel.cgroup_index import CgroupIndex
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
@@ -58,6 +59,7 @@ class Sampler:
         self._last: Dict[str, DiskStats] = {}
         self._devices: Tuple[Device, ...] = ()  # of the last tick, and the numbers that they need
         self._numbers: FrozenSet[str] = frozenset()
+        self._strict: Dict[str, Optional[int]] = {}  # of each device, when it last wrote
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
 
     def read(
@@ -79,6 +81,7 @@ class Sampler:
             self._numbers = frozenset(
                 number for device in devices for number in (device.devno, *device.leaf_devnos)
             )
+            self._strict = {}
         disks = self._disks.read(self._numbers)
         reading = self.probe.read(self._topology.by_fs)
         self.writers = reading.writers if reading is not None else ()
@@ -90,6 +93,9 @@ class Sampler:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
+            if grown.write_bytes or self._strict.get(device.name, 0) is not None:
+                own = bdi.strict_limit(self._files, device.bdi, vm.threshold_bytes)
+                self._strict[device.name] = own
             samples.append(
                 DeviceSample(
                     device=device,
@@ -103,6 +109,7 @@ class Sampler:
                     classes=_classes(device, reading),
                     sync=syncs.get(device.name, nothing),
                     others=grown.discards + grown.flushes,
+                    strict_bytes=self._strict[device.name],
                 )
             )
         self._last = disks

@@ -162,11 +162,12 @@ class Collector:
         ours = _ours(snapshot)
         if ours:
             self._ours_s += dt_s
-        for name in snapshot.memory.caps:
-            above = snapshot.limit_of(name) - sample.vm.threshold_bytes
+        for name, limit in snapshot.own_limits.items():
+            above, mine = limit - sample.vm.threshold_bytes, name in snapshot.memory.caps
             if above:
                 before, ours_s = self._own.get(name, (0.0, 0.0))
-                self._own[name] = before + above * dt_s, ours_s + (0.0 if ours else dt_s)
+                own_s = dt_s if snapshot.sets_limits and mine and not ours else 0.0
+                self._own[name] = before + above * dt_s, ours_s + own_s
         for seen in sample.devices:
             sync = seen.sync
             if not (seen.write_bytes or (sync is not None and (sync.inflight or sync.count))):
@@ -193,13 +194,15 @@ class Collector:
             basis = decision.basis if decision is not None else None
             visible = each.throttled_s is not None
             above, own_s = self._own.get(name, (0.0, 0.0))
+            mine = snapshot.sets_limits and name in snapshot.memory.caps
+            share = 1.0 if mine else snapshot.limit_of(name) / snapshot.limit_of(None)
             rows.append(
                 Figures(
                     wall_s=snapshot.sample.wall_s - span_s,
                     span_s=span_s,
                     device=name,
                     limit_bytes=(self._limit + above) / span_s,
-                    found_bytes=float(original),
+                    found_bytes=share * original,
                     write_rate=each.written / span_s,
                     flooded_s=each.flooded_s,
                     ours_s=self._ours_s + own_s,

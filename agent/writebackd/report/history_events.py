@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import List, Optional, Sequence, Tuple
 
+from writebackd import formats
 from writebackd.notify import AlertEvent, EventKind
 from writebackd.notify.alert_events import alert_event_json, headline
 from writebackd.notify.journal_route import LIMITS
@@ -17,6 +19,7 @@ from writebackd.types.levers import Action
 
 WOULD_BE = "would be set: "  # begins the text of an action that observe did not do
 RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity
+_BYTES = re.compile(r"(?<=bytes )(\S+) -> ([^\s;]+)")  # of a lever: before, and after an action
 
 
 def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ...]) -> List[Event]:
@@ -56,6 +59,14 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             )
         )
     return events
+
+
+def readable(text: str) -> str:
+    """The text of an action, with bytes as sizes."""
+    def sized(value: str) -> str:
+        return formats.size(int(value)) if value.isdigit() else value
+
+    return _BYTES.sub(lambda match: f"{sized(match[1])} -> {sized(match[2])}", text)
 
 
 def window_in_words(before: Optional[Open], now: Optional[Open]) -> str:

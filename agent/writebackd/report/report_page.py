@@ -22,7 +22,7 @@ from writebackd.report.effectiveness import (
     number,
     sentences,
 )
-from writebackd.report.history_events import RESOLVED, WOULD_BE
+from writebackd.report.history_events import RESOLVED, WOULD_BE, readable
 from writebackd.report.history_schema import Event
 from writebackd.report.plot import escape
 from writebackd.report.timeline import (
@@ -259,7 +259,7 @@ def _events(events: Sequence[Event]) -> str:
         f"<td>{escape(_whose(event))}</td>"
         f"<td>{escape(event.state or '')}</td>"
         f'<td class="n">{"" if event.limit_bytes is None else formats.size(event.limit_bytes)}</td>'
-        f'<td class="text">{escape(event.text)}</td></tr>'
+        f'<td class="text">{escape(readable(event.text))}</td></tr>'
         for event in shown
     )
     head = ("when", "what", "decision", "state", "limit", "why")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
@@ -249,10 +250,20 @@ class Snapshot:
         """Whether decisions are carried out."""
         return self.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
 
+    @cached_property
+    def own_limits(self) -> Mapping[str, int]:
+        """Limits of single devices, whoever set them, bytes, by name."""
+        own = {
+            seen.device.name: seen.strict_bytes for seen in self.sample.devices
+            if seen.strict_bytes is not None
+        }
+        if self.sets_limits:
+            own.update((name, cap.bytes) for name, cap in self.memory.caps.items() if cap.in_force)
+        return own
+
     def limit_of(self, device: Optional[str]) -> int:
         """The dirty limit that holds for a device: its own where it has one, else the host's."""
-        cap = self.memory.caps.get(device or "") if self.sets_limits else None
-        return cap.bytes if cap is not None and cap.in_force else self.sample.vm.threshold_bytes
+        return self.own_limits.get(device or "", self.sample.vm.threshold_bytes)
 
     @property
     def decisions(self) -> Mapping[str, DeviceDecision]:

@@ -112,6 +112,7 @@ class DeviceSample:
     classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
     sync: Optional[SyncSample] = None  # None: the probe cannot tell
     others: int = 0  # completed discards and flushes, if diskstats counts them
+    strict_bytes: Optional[int] = None  # the limit of its BDI, whoever set it; None: the global one
 
 
 @dataclass(frozen=True)
