@@ -11,8 +11,8 @@ GIB = 1 << 30
 
 def storcli(data: Any) -> str:
     """The answer of the one controller."""
-    status = {"Controller": 0, "Status": "Success"}
-    return json.dumps({"Controllers": [{"Command Status": status, "Response Data": data}]})
+    answer = {"Command Status": {"Controller": 0, "Status": "Success"}, "Response Data": data}
+    return json.dumps({"Controllers": [answer]}, indent=1)
 
 
 def storcli_all(

@@ -126,6 +126,9 @@ def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
         ("[main]\ninclude=base\n[vm]\ndirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
         ("[main]\ninclude=base\n[vm]\ntransparent_hugepages=never\n", ["vm.dirty_ratio=30"]),
         ("[variables]\nhalf=15\n[sysctl]\nvm.dirty_ratio=${half}\n", ["vm.dirty_ratio=15"]),
+        ("[variables]\ninclude=/etc/x.conf\n[sysctl]\nvm.dirty_ratio=${x}\n", ["vm.dirty_ratio=7"]),
+        ("[script]\nscript=${i:PROFILE_DIR}/../tune\n", ["vm.dirty_ratio=7"]),
+        ("[script]\nscript=../tune\nenabled=0\n", []),
         ('[sysctl]\nvm.dirty_ratio="15"\n', ["vm.dirty_ratio=15"]),
         ("[sysctl]\n  vm/dirty_ratio = 15 # x\n", ["vm.dirty_ratio=15"]),
         ("[vm]\ndirty_bytes=0\ndirty_ratio=101\n", []),  # refused
@@ -139,6 +142,9 @@ def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
 def test_a_profile_is_read_as_tuned_reads_it(
     tmp_path: Path, text: str, expected: List[str]
 ) -> None:
+    host(tmp_path, {
+        "/etc/x.conf": "x=7\n", "/etc/tuned/tune": "#!/bin/sh\nsysctl -w vm.dirty_ratio=7\n"
+    })  # fmt: skip
     found = tuned(tmp_path, text, base="[vm]\ndirty_bytes=30%\n")
     assert [each[1] for each in found] == expected
 
@@ -241,6 +247,46 @@ def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path)
     assert "is set at boot (/etc/sysctl.conf:1)" in run.text
 
 
+def test_a_glob_leaves_out_what_is_named(tmp_path: Path) -> None:
+    assert found(tmp_path, {
+        "/etc/sysctl.d/a.conf": "vm/dirty_*_ratio = 5\nvm.dirty_*bytes=9000\n-vm.dirty_bytes\n",
+        "/etc/sysctl.d/.b.conf": "vm.dirty_ratio=6\n",  # nobody reads hidden files
+    }) == [("note", "vm.dirty_background_bytes=9000", "/etc/sysctl.d/a.conf:2")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path, line, place",
+    [
+        ("/etc/rc.local", "/opt/tune &", "/opt/tune:2"),
+        ("/etc/crontab", "@reboot root sh /opt/tune >/dev/null", "/opt/tune:2"),
+        ("/usr/lib/systemd/system/a.service", "ExecStart=-/opt/tune", "/opt/tune:2"),
+        ("/etc/udev/rules.d/1.rules", 'PROGRAM=="/opt/tune %k"', "/opt/tune:2"),
+        ("/etc/rc.local", "/opt/binary; cat /opt/pipe", None),
+        ("/lib/systemd/system/rc-local.service", "ExecStart=/etc/rc.local start", None),
+        ("/etc/rc.local", "sysctl -qp /etc/x.conf", "/etc/x.conf:1"),
+        ("/etc/systemd/system/a.service", "ExecStart=sysctl --load=/etc/x.conf", "/etc/x.conf:1"),
+        ("/etc/rc.local", "sysctl -q -f /etc/x.conf", "/etc/x.conf:1"),
+        ("/etc/rc.local", "sysctl -p $FILE", None),
+        ("/etc/cron.d/a", "@reboot root sysctl -e -p", "/etc/sysctl.conf:1"),
+    ],
+)
+def test_what_a_command_runs_or_loads_counts(
+    tmp_path: Path, path: str, line: str, place: Optional[str]
+) -> None:
+    files = {
+        "/opt/tune": "#!/bin/sh\nsysctl -w vm.dirty_ratio='5'\n", "/etc/x.conf": "vm.dirty_ratio=5",
+        "/opt/binary": "\x7fsysctl -w vm.dirty_ratio=6\n",
+        "/etc/sysctl.conf": "vm.dirty_ratio=5", "/etc/sysctl.d/a.conf": "",
+        "/etc/rc.local": "#!/bin/sh\nexit\nsysctl vm.dirty_ratio=5\n", path: line,
+    }  # fmt: skip
+    root = host(tmp_path, files)
+    (tmp_path / "etc/sysctl.d/a.conf").unlink()
+    (tmp_path / "etc/sysctl.d/a.conf").symlink_to("../sysctl.conf")
+    os.mkfifo(tmp_path / "opt/pipe")
+    at = {each.where for each in find_conflicting_tools(root)} - {"/etc/sysctl.d/a.conf:1"}
+    assert at == ({place} if place else set())
+
+
 def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
     files = {
         "/usr/lib/sysctl.d/50-a.conf": "vm.dirty_ratio=4\n", "/etc/sysctl.d/x": "", "/null": "",
@@ -285,6 +331,15 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/cron.d/tune", "@reboot root sysctl vm.dirty_ratio=999", None),
         ("/etc/systemd/system/a.service", ";ExecStart=sysctl vm.dirty_ratio=5", None),
         ("/etc/cron.daily/tune", "echo 5 >/proc/sys/vm/dirty_ratio", "vm.dirty_ratio=5"),
+        ("/var/spool/cron/tabs/root", "@reboot sysctl vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+        ("/etc/local.d/a.start", "for b in /sys/class/bdi/*; do echo 1 > $b/max_ratio; done",
+         "bdi/max_ratio=1"),
+        ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 40%", None),
+        ("/etc/sysfs.conf", "block/sda/bdi/max_ratio = 5", "bdi/max_ratio=5"),
+        ("/etc/sysfs.conf", "devices/system/cpu/x = 5", None),
+        ("/var/lib/cloud/instance/user-data.txt", '- [sysctl, "-w", vm.dirty_ratio=5]',
+         "vm.dirty_ratio=5"),
+        ("/etc/rc.local", "exit 0\nsysctl -w vm.dirty_ratio=5", None),
         ("/etc/systemd/system/tune.service", "ExecStart=sh -c 'sysctl vm.dirty_bytes=15728640'",
          "vm.dirty_bytes=15728640"),
         ("/etc/systemd/system/a.service", "ExecStart=/bin/cat /proc/sys/vm/dirty_bytes", None),

@@ -146,6 +146,7 @@ def test_the_daemon_itself_is_not_paced_wherever_it_runs() -> None:
 
 def test_protected_units_are_not_paced() -> None:
     assert "[protect]" in why(group(), protect=Protect(("x", "back*.service")))
+    assert "[protect]" in why(group(), protect=Protect(("backup",)))
     assert why(group(), protect=Protect(("front*.service",))) == ""
     # Also by what is below a unit.
     assert "[protect]" in why(group(f"{FLOOD}/worker"), protect=Protect(("backup.service",)))

@@ -53,21 +53,14 @@ def output(name: str) -> str:
 
 # Name of the output; address, bytes of cache, protection, and modes by disk or number.
 READ: List[Tuple[Parse, str, Optional[str], Optional[int], Optional[Protection], Modes]] = [
-    (arcconf.parse, "arcconf-old-battery-failed", None, None, FAILED, {0: THROUGH}),
     (arcconf.parse, "arcconf-old-unprotected-write-back", None, None, ABSENT, {0: ALWAYS}),
-    (arcconf.parse, "arcconf-smartraid-backup-failed", "0000:4b:00.0", 3438909849, FAILED,
-     {"sda": THROUGH, "sdb": THROUGH}),
     (arcconf.parse, "arcconf-smartraid-write-back", "0000:4b:00.0", 3638978150, OK,
      {"sda": BACK, "sdb": THROUGH, "sdc": THROUGH}),
     (ssacli.parse, "hpacucli-array-accelerator", None, None, OK, {"sda": BACK}),
-    (ssacli.parse, "ssacli-name-with-directory", "0000:06:00.0", 314572800, FAILED,
-     {"cciss!c0d0": THROUGH}),
     (ssacli.parse, "ssacli-warning-before-keys", "0000:05:00.0", 314572800, OK, {"sda": BACK}),
     (megacli.parse, "megacli-degraded-charging", None, None, CHARGING, {}),
     (storcli.parse, "storcli-adaptive-read-ahead", "0000:06:00.0", 915406848, OK,
      {0: BACK, 1: BACK, 2: THROUGH}),
-    (storcli.parse, "storcli-battery-state-critical", "0000:06:00.0", 915406848, FAILED,
-     {0: THROUGH}),
     (storcli.parse, "storcli-hpe-energy-pack-ok", "0000:64:00.0", 7002390528, OK, {239: BACK}),
     (storcli.parse, "storcli-plain-show", "0000:3b:00.0", None, OK, {0: BACK}),
     (storcli.parse, "storcli2-supercap-write-back", "0000:16:00.0", 4065329152, OK, {1: BACK}),
@@ -101,6 +94,8 @@ def test_models_and_rebuilds() -> None:
     (found,) = tw_cli.parse([output("tw_cli-unit-cache")])
     assert found.model == "9650SE-16ML"
     assert found.volumes[1].works == (ArrayWork("rebuild", 0.46),)
+    old = swap("tw_cli-unit-cache", "%RCmpl", "%Cmpl").replace("46%", "46")
+    assert tw_cli.parse([old])[0].volumes == found.volumes
 
 
 def test_an_array_with_a_name_of_the_administrator() -> None:
@@ -119,7 +114,7 @@ def swap(name: str, old: str, new: str) -> str:
 
 
 def storcli_state(said: str) -> str:
-    return swap("storcli-battery-state-critical", '"Critical"', f'"{said}"')
+    return cases.storcli_all(battery=said)
 
 
 def tw_cli_bbu(said: str) -> str:
@@ -143,16 +138,17 @@ def megacli_state(said: str, **flags: str) -> str:
 STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
     *((storcli.parse, storcli_state(said), protection) for said, protection in (
         ("Optimal", OK), ("Dgd (Needs Attention)", FAILED), ("Degraded(Charging)", CHARGING),
-        ("Failed", FAILED), ("Msng", ABSENT), ("Learning", LEARNING), ("Discharging", None),
-        ("Not Charging", None), ("Not Optimal", FAILED), ("Sub-optimal", None), ("Okay-ish", None),
-        ("Optimal?", OK), ("Optimal 3", None), ("Fully Charged", None), ("No Failure", None),
+        ("Failed", FAILED), ("Critical", FAILED), ("Msng", ABSENT), ("Learning", LEARNING),
+        ("Discharging", None), ("Not Charging", None), ("Not Optimal", FAILED),
+        ("Sub-optimal", None), ("Okay-ish", None), ("Optimal?", OK), ("Optimal 3", None),
+        ("Fully Charged", None), ("No Failure", None),
     )),
     *((storcli.parse, energy_bits(bits), protection) for bits, protection in (
         ("4096", OK), ("2048", OK), ("8", CHARGING), ("64", LEARNING), ("1", ABSENT),
         ("1024", FAILED), ("8192", None), ('"NA"', None), ('"fine"', None), ("255", None),
     )),
     *((arcconf.parse, smartraid(said), protection) for said, protection in (
-        ("Ok", OK), ("Fully Charged", OK), ("Not Fully Charged", CHARGING),
+        ("Ok", OK), ("Failed", FAILED), ("Fully Charged", OK), ("Not Fully Charged", CHARGING),
         ("Recharging", CHARGING),
         ("Not Present", ABSENT), ("Overheated", None), ("Not Ok", None),
     )),
@@ -222,6 +218,7 @@ def test_storcli_policies(policy: str, mode: Optional[CacheMode]) -> None:
     ("Enabled (write-back)", "Enabled (write-back)", ALWAYS),
     ("Enabled (write-through)", "Enabled (write-back)", THROUGH),
     ("Disabled (write-through)", "Enabled (write-back)", THROUGH), ("?", "Enabled", None),
+    ("Disabled (write-through)", "Enabled (write-back) when protected by battery/ZMM", THROUGH),
 ])  # fmt: skip
 def test_old_arcconf_tells_the_mode_beside_the_setting(
     mode: str, setting: str, found: Optional[CacheMode]
@@ -243,6 +240,13 @@ def test_a_title_that_nobody_knows_ends_a_part() -> None:
     text = text.replace("   Cache Status                               : Ok\n", "", 1)
     (found,) = arcconf.parse([text])
     assert found.volumes[0].mode is None
+
+
+def test_a_smartraid_cache_that_is_off_keeps_no_writes() -> None:
+    text = swap("arcconf-smartraid-write-back",
+                "Cache Status                               : Ok",
+                "Cache Status : Permanently Disabled")  # fmt: skip
+    assert [each.mode for each in arcconf.parse([text])[0].volumes] == [THROUGH] * 3
 
 
 def test_smartraid_keeps_writes_without_a_battery_if_told_to() -> None:
@@ -457,9 +461,8 @@ def two_adaptecs(tree: FakeSysfs) -> List[Controller]:
     good = swap("arcconf-old-unprotected-write-back", "ZMM not installed", "ZMM Optimal").replace(
         "write-back)\n   Partitioned", "write-back) when protected by battery/ZMM\n   Partitioned"
     ).replace("Physical Slot                            : 3", "Physical Slot : 18")  # fmt: skip
-    bad = output("arcconf-old-battery-failed").replace(
-        "Physical Slot                            : 3", "Physical Slot : 19"
-    )
+    bad = good.replace("Slot : 18", "Slot : 19").replace("ZMM Info", "Battery Info").replace(
+        "ZMM Optimal", "Failed").replace("(write-back)\n", "write-through\n")  # fmt: skip
     return [arcconf.parse([text])[0] for text in (good, bad)]
 
 
@@ -484,12 +487,12 @@ def leave(tree: FakeSysfs, *tools: Tool) -> None:
 
 
 def test_doctor_tells_what_was_read_and_what_was_not(tree: FakeSysfs, bin_dir: Path) -> None:
-    unknown = storcli.parse([storcli_state("Unknown").replace("RWTD", "RWBD")])
+    unknown = storcli.parse([storcli_state("Unknown")])
     leave(tree, Tool("arcconf", "/x", None, tuple(two_adaptecs(tree))),
           Tool("storcli", "/y", None, unknown))  # fmt: skip
     found = [(level, text) for level, text in raid(tree.files, ME, tree.root.parent)]
-    model = "LSI MegaRAID SAS 9266-8i"
-    assert ("good", f"{model}: cache 873M, 1 volume write-back (storcli)") in found
+    model, modes = "Modelled RAID 9", "1 volume write-back, 1 volume write-through"
+    assert ("good", f"{model}: cache 1.7G, {modes} (storcli)") in found
     assert ("warning", f'{model}: not read: battery "Unknown" (storcli)') in found
     assert any(level == "warning" and "which tells no address" in text for level, text in found)
     _, error = look_at_arrays(
@@ -533,8 +536,9 @@ def test_a_disk_of_cciss(tree: FakeSysfs) -> None:
     (device,) = scan(tree.files)
     assert (device.name, device.leaves, device.driver) == ("cciss!c0d0", ("cciss!c0d0",), "cciss")
     assert [mount for _, _, mount in device.filesystems] == ["/"]
-    table, _ = matched(tree, "ssacli", *ssacli.parse([output("ssacli-name-with-directory")]))
-    assert table["cciss!c0d0"].protection is FAILED
+    text = swap("ssacli-warning-before-keys", "/dev/sda ", "/dev/cciss/c0d0 ")
+    table, _ = matched(tree, "ssacli", *ssacli.parse([text]))
+    assert table["cciss!c0d0"].protection is OK
 
 
 @pytest.mark.parametrize("linked", [True, False])

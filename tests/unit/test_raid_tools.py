@@ -51,7 +51,7 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.ssacli("Temporarily Disabled"), THROUGH), (method("Smart Path"), THROUGH),
         (cases.ssacli("Permanently Disabled"), THROUGH), (method("Controller Cache"), BACK),
         (cases.ssacli("Not Configured"), None), (cases.ssacli(""), None),
-        (cases.ssacli(caching=""), None),
+        (cases.ssacli(caching=""), None), (method("HPE SSD Smart Path"), THROUGH),
     ],
     arcconf.parse: [
         (cases.arcconf("Enabled", "On"), ALWAYS), (cases.arcconf(BATTERY, "On"), BACK),
@@ -96,6 +96,9 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
         (cases.megacli_battery(Learn_Cycle_Active="Yes"), LEARNING),
         (cases.megacli_battery(Battery_Replacement_required="Yes"), FAILED),
         (cases.megacli_battery(Battery_Pack_Missing="Yes"), ABSENT),
+        (cases.megacli_battery(Voltage="Low"), FAILED),
+        (cases.megacli_battery(Learn_Cycle_Status="Failed", isSOHGood="Yes"), FAILED),
+        (cases.megacli_battery(isSOHGood="No"), FAILED),
         ("Adapter 0: Get BBU Status Failed.\n", ABSENT), ("BBU status for Adapter: 0\n", None),
     ],
 }

@@ -55,6 +55,7 @@ BAD: Table = {
     units.parse_switch: [("1", "use on, yes"), ("On", "use on, yes")],
     units.parse_device: [
         ("srv/db", "write the whole path, like /srv/db"),
+        ("/dev/sdb1", "write its disk, sdb"), ("nvme0n1p2", "write its disk, nvme0n1"),
         ("sd[ab", "write it like sda"), ("sd[z-a]", "swap its ends"), ("", "write it like sda"),
     ],
     units.parse_devices: [("sda,sdb", "write it like sda"), ("sda sdb sda", "remove one")],

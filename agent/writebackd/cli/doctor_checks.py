@@ -47,7 +47,8 @@ Finding = Tuple[str, str]
 # The oldest kernel that the CO-RE object is meant for (atomics, task storage).
 _OLDEST = (5, 10)
 TIMER = "writebackd-raid.timer"
-_SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse.glusterfs", "fuse.sshfs")
+_SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "afs", *(
+    f"fuse.{name}" for name in ("glusterfs", "sshfs", "ceph-fuse", "rclone", "s3fs")))  # fmt: skip
 _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),

@@ -14,7 +14,13 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.kernel.boot_settings import BootSetting, boot_settings, in_force, is_accepted
+from writebackd.kernel.boot_settings import (
+    BootSetting,
+    boot_settings,
+    commands,
+    in_force,
+    is_accepted,
+)
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles, text_of
 
@@ -300,7 +306,9 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
             f"tuned's active profile {active} includes {name}, which cannot be resolved or read"
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
-    lines = (BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines)
+    lines = [BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines]
+    for script in profiles.scripts:
+        lines += commands(files, script, "tuned", script)
     for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"

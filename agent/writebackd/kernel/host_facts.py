@@ -191,11 +191,12 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
         return "guest", f"device tree: hypervisor {compatible}"
     board = (files.try_read(f"{tree}/model") or "").rstrip("\0") if not named else ""
     shown = f"device tree: {board}" if board else called[2:]
-    # A whole machine of Amazon's is called so: c6g.metal.
+    # A whole machine of Amazon's is called so: c6g.metal, c8g.metal-24xl.
     text = (board or named).lower()
-    if text.endswith(".metal"):
+    if re.search(r"\.metal(-\w+)?$", text):
         return "metal", shown
-    if any(name in text for name in _VIRTUAL):
+    # The second: PowerVM's name of a partition.
+    if any(name in text for name in _VIRTUAL) or files.inode(f"{tree}/ibm,partition-name"):
         return "guest", shown
     # Anybody may write any name into DMI. Only root may read the bit.
     says_guest = _dmi_bit(files)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -52,6 +53,7 @@ class Profiles(NamedTuple):
     paths: List[str]
     lines: List[TunedLine]  # in the order in which tuned applies them
     unknown: List[str]  # names that cannot be resolved here, or files that cannot be parsed
+    scripts: List[str]  # that tuned runs
 
 
 _Option = Tuple[str, str]  # place, value
@@ -60,15 +62,25 @@ _Sections = Dict[str, Dict[str, _Option]]
 
 def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
     """The profiles as tuned merges them, later ones over earlier ones."""
-    merged, units = Profiles([], [], []), {}  # type: Profiles, _Sections
+    merged, units = Profiles([], [], [], []), {}  # type: Profiles, _Sections
     for name in profiles:
         _add_profile(files, name, merged, units)
-    variables = {name: value for name, (_, value) in units.get("variables", {}).items()}
+    own = units.get("variables", {})
+    more = text_of(files, own.get("include", ("", ""))[1]) or ""
+    with contextlib.suppress(configparser.Error):
+        own = {**_sections("", f"[more]\n{more}")["more"], **own}
+    variables = {name: value for name, (_, value) in own.items()}
     for section, options in units.items():
         # The plugin of a section is its name, unless it has a `type=`.
         plugin = options.get("type", ("", section))[1]
         pattern = _PLUGINS.get(plugin)
-        if pattern is None or options.get("enabled", ("", "1"))[1] not in _YES:
+        if options.get("enabled", ("", "1"))[1] not in _YES:
+            continue
+        if plugin == "script":
+            place, value = options.get("script", ("", ""))
+            at = os.path.dirname(place)
+            merged.scripts.append(os.path.join(at, value.replace("${i:PROFILE_DIR}", at)))
+        if pattern is None:
             continue
         # The vm plugin sets bytes before ratios, whatever the order of the lines.
         for option in sorted(options, key=lambda name: plugin == "vm" and name.endswith("ratio")):

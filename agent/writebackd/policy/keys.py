@@ -231,8 +231,8 @@ class Protect:
     """[protect]; globs of unit names, those of slices for all units below."""
 
     units: Tuple[str, ...] = field(metadata=_key(UNITS, "", doc=
-        "Units that are never paced, by name, with `*`, `?`, `[...]`; a slice (`backup.slice`) "
-        "stands for all units in it. Some units are never paced in any case: see "
+        "Units that are never paced, by name, with `*`, `?`, `[...]`; `.service` may be left out; "
+        "a slice (`backup.slice`) stands for all units in it. Some are never paced: see "
         "[pacing](../explanation/pacing.md)."))
 
     def covers(self, unit: str, slices: Sequence[str] = ()) -> Optional[str]:
@@ -242,7 +242,8 @@ class Protect:
         only one that says so is asked.
         """
         for glob in self.units:
-            names = (unit, *slices) if glob.endswith(".slice") else (unit,)
+            own = (unit, unit[: -len(".service")]) if unit.endswith(".service") else (unit,)
+            names = (unit, *slices) if glob.endswith(".slice") else own
             if any(fnmatchcase(name, glob) for name in names):
                 return glob
         return None

@@ -33,6 +33,8 @@ _GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
 _UNIT_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
 # A part before the @ that no shell and no sendmail reads as an option; a local user has no @.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+%-]{0,63}(?:@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
+# Dirty pages are counted for the whole disk.
+_PARTITION = re.compile(r"((?:[hsv]d[a-z]+)|(?:nvme\d+n|mmcblk|md|nbd|loop)\d+(?=p))p?\d+")
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 
 # A policy of 1 MiB could hold a quarter of a million patterns, which are compared with each
@@ -217,6 +219,9 @@ def parse_device(text: str) -> str:
             raise UnitError(f"'{shorten(text)}': write the whole path, like /srv/db")
     else:
         _device(glob)
+    partition = _PARTITION.fullmatch(glob)
+    if partition:
+        raise UnitError(f"'{shorten(text)}' is a partition: write its disk, {partition[1]}")
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
         if low > high:
             raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: swap its ends")
@@ -268,7 +273,9 @@ def parse_urls(text: str) -> Tuple[str, ...]:
 
 
 def parse_path(text: str) -> str:
-    """An absolute path; empty: none."""
+    """The absolute path of a program, without arguments; empty: none."""
+    if re.search(r"\s-", text):
+        raise UnitError(f"'{shorten(text)}' has arguments: name a script that adds them")
     if text and (not text.startswith("/") or not text.isprintable()):
         raise UnitError(f"'{shorten(text)}' is not an absolute path: write it like /usr/bin/page")
     return text

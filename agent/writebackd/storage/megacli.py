@@ -33,7 +33,10 @@ BATTERY: table.Words[Protection] = (
 FLAGS: table.Words[Optional[Protection]] = (
     (Protection.ABSENT, ("battery pack missing",)),
     (Protection.FAILED, ("battery replacement required", "i2c errors detected",
-                         "learn cycle timeout", "pack is about to fail should be replaced")),
+                         "learn cycle timeout", "pack is about to fail should be replaced",
+                         # With another word than "Yes".
+                         "voltage low", "learn cycle status fail", "learn cycle status failed",
+                         "issohgood no", "is soh good no")),
     (Protection.LEARNING, ("learn cycle active",)),
     # No reason not to rely on it, as storcli's bits of the same names.
     (Protection.OK, (
@@ -98,6 +101,8 @@ def _add(adapter: _Adapter, line: out.Line) -> None:
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)
+        if table.meaning(text, FLAGS):
+            adapter.keys[text] = "Yes"
 
 
 def _add_volume(adapter: _Adapter, line: out.Line) -> None:

@@ -139,7 +139,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
         for row, _, volume in _volumes(data)
         if volume is not None
     )
-    needed = capacity_bytes != 0 and not all_write_through(volumes)
+    needed = bool(volumes) and capacity_bytes != 0 and not all_write_through(volumes)
     return Controller(
         pci=out.pci_address(facts.text("address")),
         model=out.name(facts.text("model")),

@@ -38,7 +38,8 @@ TROUBLE: Words[Protection] = (
         "failed", "failure", "fail", "fatal", "replace", "replacement", "error", "fault", "faulty",
         "bad", "dead", "critical", "invalid", "defective", "expired", "end of life")),
     (Protection.LEARNING, anywhere(
-        "learning", "learn", "relearn", "relearning", "testing", "calibrating", "calibration")),
+        "learning", "learn", "relearn", "relearning", "testing", "calibrating", "recalibrating",
+        "calibration", "reconditioning")),
     (Protection.CHARGING, anywhere("charging", "recharging", "not fully charged")),
     (Protection.FAILED, anywhere(
         "degraded", "dgd", "fld", "needs attention", "need attention", "low", "weak", "weakbat",
@@ -97,8 +98,8 @@ def _pattern(phrase: str) -> Pattern[str]:
 _SWITCH: Words[bool] = (
     (True, ("ok", "enabled", "on", "true", "controller cache")),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
-    (False, ("off", "false", "none", "disabled", "* disabled", "disabled *", "smart path *",
-             "ssd smart path *", "io bypass *", "i o bypass *", "ssd i o bypass *")),
+    (False, ("off", "false", "none", "* disabled", "disabled *",
+             *anywhere("smart path", "io bypass", "i o bypass"))),
 )  # fmt: skip
 
 

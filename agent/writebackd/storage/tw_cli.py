@@ -16,7 +16,7 @@ COMMANDS = (("info",), ("/c{number}", "show", "unitstatus"))
 
 KEYS: table.Table = {
     "controller": ("ctl",), "model": ("model",), "battery": ("bbu",), "volume": ("unit",),
-    "mode": ("cache",), "work": ("status",), "rebuilt": ("%rcmpl",), "done": ("%v/i/m",),
+    "mode": ("cache",), "work": ("status",), "rebuilt": ("%rcmpl",), "done": ("%cmpl", "%v/i/m"),
 }  # fmt: skip
 BATTERY: table.Words[Protection] = (
     (Protection.OK, ("ok",)), *table.TROUBLE,
@@ -41,7 +41,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             facts = table.Facts(KEYS, row)
             if re.fullmatch(r"c[0-9]{1,3}", facts.text("controller")):
                 controllers.append(facts)
-            elif re.fullmatch(r"u[0-9]{1,3}", facts.text("volume")):
+            elif re.fullmatch("u[0-9]{1,3}", row.get("unit", "")) and row.get("cache") != "-":
                 units.setdefault(max(0, number - 1), []).append(facts)
     if not controllers and not any("ctl " in text.lower() for text in outputs):
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
@@ -82,7 +82,7 @@ def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
 
 def _volume(facts: table.Facts) -> Volume:
     kind = table.meaning(facts.text("work"), WORK)
-    shares = (out.share(facts.text(fact)) for fact in ("rebuilt", "done"))
+    shares = (out.share(f"{facts.text(fact)}%") for fact in ("rebuilt", "done"))  # old: no "%"
     done = next((share for share in shares if share is not None), None)
     return Volume(
         int(facts.text("volume")[1:]), mode=facts.state("mode", MODES),
