@@ -10,14 +10,14 @@ from typing import Optional, Tuple
 import pytest
 
 import samples
-from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
+from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant
 from tests.sim import plant as sim
 from writebackd.control import reasons
 from writebackd.control.decide import MOST_INTRUSIONS, decide
 from writebackd.control.device_decision import decide_device, kernel_floor_bytes
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
-from writebackd.tuning import RELEASE_S, WAVE_S
+from writebackd.tuning import WAVE_S
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, DeviceDecision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
@@ -31,10 +31,6 @@ POLICY = load_policy("default")
 
 def plant(drain_mb: float = 250, **more: object) -> Plant:
     return Plant(policy=POLICY, drain_rate=drain_mb * MB).set(**more)
-
-
-def states(host: Plant, ticks: int) -> "list[DeviceState]":
-    return [decision.devices[0].state for _, decision in host.run(ticks)]
 
 
 # ---- no sync demand --------------------------------------------------------
@@ -52,13 +48,6 @@ def test_a_flood_without_syncs_is_bounded_by_what_drains_in_the_policys_time() -
     _, decision = host.run(60)[-1]
     assert decision.devices[0].state is DeviceState.IDLE
     assert decision.limit_bytes == pytest.approx(250 * MB * POLICY.limits.drain_time_s, rel=0.15)
-
-
-def test_an_hour_after_the_flood_the_limits_are_as_found_again() -> None:
-    host = plant(syncing=False, flood=True)
-    host.run(60)
-    host.flood = False
-    assert host.run(120)[-1][1].limit_bytes is None
 
 
 def test_a_stick_on_a_desktop_gets_no_more_than_its_driver_is_given() -> None:
@@ -117,16 +106,6 @@ def test_any_disk_keeps_its_throughput_with_what_drains_in_16_ms(
     assert 0.9 * drains <= limit <= (2.1 if tau_ms == 15.0 else 1.1) * drains
 
 
-def test_it_follows_a_drain_rate_that_halves() -> None:
-    host = plant()
-    host.run(20)
-    host.flood = True
-    host.run(60)
-    host.drain_rate /= 2
-    seen = host.run(60)[-1][0]
-    assert seen.drain_rate == pytest.approx(125 * MB, rel=0.2)
-
-
 def test_started_in_mid_flood_it_tightens_as_fast_as_the_device_drains() -> None:
     host = sim.Plant(floods=(sim.Flood(),), syncs=(sim.SyncLoad(),), dirty=3.0 * (1 << 30))
     loop = sim.Loop(POLICY, host)
@@ -137,13 +116,6 @@ def test_started_in_mid_flood_it_tightens_as_fast_as_the_device_drains() -> None
     # It may be a step up already, since the drain rate is not known yet.
     assert host.limit <= 2 * POLICY.limits.rest_bytes
     assert host.longest_blocked_s < 0.5
-
-
-def test_slow_syncs_at_the_floor_are_called_exhausted() -> None:
-    host = plant(drain_mb=4, tau_s=0.1)
-    host.run(20)
-    host.flood = True
-    assert DeviceState.EXHAUSTED in states(host, 120)
 
 
 # ---- several devices, and what bounds a target -----------------------------
@@ -179,98 +151,6 @@ def test_without_demand_the_loosest_of_the_flooded_devices_decides() -> None:
     assert targets["sdb"] == pytest.approx(30 * MB, rel=0.05)
     # A target that moves by less than a tenth moves no limit.
     assert decision.goal_bytes == pytest.approx(targets["sda"], rel=0.1)
-
-
-def test_nothing_is_learned_as_unloaded_soon_after_a_flood() -> None:
-    host = plant()
-    host.run(20)
-    known = host.memory.devices["sda"].baseline_s
-    host.flood = True
-    host.run(20)
-    host.flood = False
-    for second in range(30):
-        sample = host.sample()
-        slow = replace(sample.devices[0], sync=SyncSample(fsyncs=50, latency=latencies(0.02, 50)))
-        _, host.memory = estimate(POLICY, host.memory, replace(sample, devices=(slow,)))
-        host.time_s += 1
-        learned = host.memory.devices["sda"].baseline_s
-        assert learned is not None and known is not None
-        assert (learned > known) is (second >= 9)
-
-
-# ---- demand ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "flood,held_s", [(False, RELEASE_S), (True, POLICY.objective.demand_hold_s)]
-)
-def test_demand_is_held_and_then_let_go(flood: bool, held_s: float) -> None:
-    host = plant(flood=flood)
-    host.run(20)
-    host.syncing = False
-    held = [seen.demand for seen, _ in host.run(100)]
-    assert held == [second < held_s for second in range(1, 101)]
-
-
-def test_a_host_with_few_syncs_has_no_demand() -> None:
-    host = plant()
-    few = int(POLICY.objective.min_sync_rate) - 1
-    for _ in range(30):
-        sample = host.sample()
-        device = sample.devices[0]
-        assert device.sync is not None
-        calm = replace(device, sync=replace(device.sync, fsyncs=few))
-        estimates, host.memory = estimate(
-            POLICY, host.memory, replace(sample, devices=(calm,), time_s=host.time_s)
-        )
-        host.time_s += 1
-        assert not estimates["sda"].demand
-
-
-def test_one_stuck_fsync_is_demand_although_nothing_completes() -> None:
-    host = plant(syncing=False)
-    host.run(5)
-    sample = host.sample()
-    assert sample.devices[0].sync is not None
-    stuck = replace(
-        sample.devices[0], sync=replace(sample.devices[0].sync, inflight=1, oldest_s=3.0)
-    )
-    estimates, _ = estimate(POLICY, host.memory, replace(sample, devices=(stuck,)))
-    assert estimates["sda"].demand
-
-
-# ---- drain rate ------------------------------------------------------------
-
-
-def test_the_cache_filling_is_not_taken_for_the_drain_rate() -> None:
-    host = plant()
-    host.run(20)
-    sample = host.sample()
-    # Three seconds at 1 GB/s with fast completions: a cache that takes it all in.
-    filling = replace(host, flood=True, limit=1 * MB).sample().devices[0]
-    for _ in range(3):
-        estimates, host.memory = estimate(
-            POLICY, host.memory,
-            replace(
-                sample,
-                devices=(replace(filling, write_bytes=1000 * MB),),
-                tasks=replace(host, flood=True).sample().tasks,
-            ),
-        )
-        assert estimates["sda"].drain_rate is None
-
-
-def test_a_limit_that_holds_the_writers_back_does_not_lower_the_estimate() -> None:
-    host = plant()
-    host.run(20)
-    host.flood = True
-    host.run(60)
-    known = host.memory.devices["sda"].drain_rate
-    assert known is not None
-    for _ in range(40):
-        host.limit = 1 * MB  # 133 MB/s, completions at cache speed
-        host.tick()
-    assert host.memory.devices["sda"].drain_rate == known
 
 
 # ---- one device ------------------------------------------------------------
@@ -501,17 +381,6 @@ def test_a_foreign_change_of_another_lever_does_not_end_it() -> None:
     estimates, memory = estimate(POLICY, host.memory, sample)
     decision, memory = decide(POLICY, memory, sample, estimates)
     assert memory.yielded is None and decision.limit_bytes is not None
-
-
-def test_same_policy_memory_and_sample_same_decision() -> None:
-    host = plant(flood=True)
-    host.run(10)
-    sample, before = host.sample(), host.memory
-    outcomes = []
-    for _ in range(2):
-        estimates, memory = estimate(POLICY, before, sample)
-        outcomes.append(decide(POLICY, memory, sample, estimates))
-    assert outcomes[0] == outcomes[1]
 
 
 def test_a_disk_of_another_identity_starts_anew() -> None:

@@ -14,7 +14,7 @@ from writebackd.control import reasons
 from writebackd.control.device_decision import decide_device
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
-from writebackd.tuning import BURST_S, RELEASE_S, SHOWN_S, WAVE_S
+from writebackd.tuning import BURST_S, RELEASE_S, SHOWN_S
 from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
@@ -221,7 +221,3 @@ def test_blind_it_never_asks_for_less_than_it_may_begin_with() -> None:
     assert decided(blind)[0].target_bytes == pytest.approx(
         max(R * OWN.allowed_delay_s, POLICY.limits.rest_bytes)
     )
-    calm = replace(blind, flooded=False)
-    for ago_s, held in ((0.9 * WAVE_S, True), (1.1 * WAVE_S, False)):
-        before = replace(memory(), last_flood_s=NOW - ago_s)
-        assert (decided(calm, before)[0].target_bytes is not None) is held

@@ -581,17 +581,6 @@ def test_under_a_cap_the_law_judges_the_cap_and_not_the_global_limit() -> None:
         assert (decision.devices[0].rule is Rule.COMING) is not in_force
 
 
-def test_the_law_sees_the_devices_part_of_the_limit() -> None:
-    # Half of the limit is its own; what the law asks of that half is asked of all.
-    known = memory().devices
-    asked_for = {**known, "sda": replace(known["sda"], target_bytes=2 * TIGHT)}
-    half = database(limit_share=0.5)
-    for limit, arrived in ((2 * TIGHT, True), (TIGHT, False)):
-        decision, _ = decided(memory(devices=asked_for), sample(limit=limit), half, policy())
-        assert decision.devices[0].target_bytes == 2 * TIGHT
-        assert (decision.devices[0].rule is not Rule.COMING) is arrived
-
-
 # ---- hurry -----------------------------------------------------------------
 
 

@@ -680,11 +680,3 @@ def test_it_ends_with_the_policy() -> None:
     host.policy = policy(pace="off")
     assert not host.tick().settings
     assert not host.memory.paces
-
-
-def test_it_ends_with_the_sync_demand() -> None:
-    host = plant()
-    host.run(60)
-    host.syncing = False
-    host.run(75)
-    assert not host.paced
