@@ -215,18 +215,6 @@ def test_a_restore_from_the_ledger_behind_a_live_daemon_is_a_foreign_write(path:
     assert files.limits == DEFAULT
 
 
-def test_both_pairs_foreign(path: Path) -> None:
-    files, actuator = holding(path)
-    for lever, value in (("dirty_ratio", 40), ("dirty_background_ratio", 5)):
-        files.sysctl(lever, value)
-    assert [w.lever for w in actuator.foreign(files.limits)] == [
-        "dirty_ratio",
-        "dirty_background_ratio",
-    ]
-    assert actuator.yield_() == ()
-    assert files.limits == VmLimits(0, 40, 0, 5)
-
-
 @pytest.mark.parametrize("lever, value", FOREIGN)
 def test_foreign_value_of_this_very_tick_is_not_overwritten(
     path: Path, lever: str, value: int

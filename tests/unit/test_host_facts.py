@@ -256,15 +256,6 @@ def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Pa
         assert (policy.name, policy.mode) == ("etcd", "observe")
 
 
-def test_a_process_of_a_user_is_not_counted_on_either_cgroup_version(tmp_path: Path) -> None:
-    tree = FakeSysfs(tmp_path)
-    tree.process(7, "etcd", "1:name=systemd:/user.slice/user-1000.slice/session-2.scope\n0::/")
-    tree.process(8, "mysqld", "0::/user.slice/user-1000.slice/session-2.scope")
-    tree.process(9, "init")
-    facts = read_facts(tree.files)
-    assert (facts.units, facts.processes) == ((), ("init",))
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -10,7 +10,6 @@ import pytest
 from fake_levers import BDI, CGROUPS, FakeLevers
 from fake_vm import DEFAULT, SYSCTL
 from lever_cases import ALL, FIXTURES, FLUSH, OTHERS, PAIR, UNIT, holding, settle, started, world
-from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.types.levers import LeverKind, Setting
 
@@ -51,25 +50,6 @@ def test_a_change_of_any_lever_is_seen_at_the_next_look(
     settle(actuator, *WISHES)
     actuator.finish()
     assert files.read(file) == theirs
-
-
-def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Path) -> None:
-    actuator = holding(files, path, *ALL, pair=PAIR)
-    files.poke("/sys/block/sda/queue/nr_requests", "32")
-    (write,) = actuator.levers.foreign()
-    assert (write.lever, write.value, write.is_limit) == ("queue sda nr_requests", "32", False)
-    assert actuator.levers.foreign() == ()
-    assert settle(actuator, *ALL) == ()
-    assert actuator.foreign(files.limits) == ()
-    actuator.finish()
-    assert files.queues["sda"] == {"nr_requests": 32, "max_sectors_kb": 1280}
-    assert files.limits == DEFAULT and load(path) is None
-    # `enforce`: theirs is what we go back to.
-    actuator.take_over()
-    settle(actuator, *ALL)
-    assert files.queues["sda"]["nr_requests"] == 8
-    actuator.finish()
-    assert files.queues["sda"]["nr_requests"] == 32
 
 
 def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
