@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import pytest
 
 import samples
+from test_answers import assert_valid
 from writebackd import formats
 from writebackd.cli.daemon_verbs import render_devices, render_findings, render_verify, render_why
 from writebackd.cli.output import clean, wants_colour
@@ -277,6 +278,7 @@ def test_colour_only_where_it_is_wanted(
 
 def test_why_tells_the_whole_chain() -> None:
     answer = through_json(why_json(samples.squeeze()))
+    assert answer["devices"][0]["rule"] == "knee"
     text = render_why(answer, verbose=True)
     order = (
         "MISSES OBJECTIVE: sda p99 47 ms > 5.0 ms",
@@ -336,6 +338,7 @@ def test_verify_screen(
     written: Optional[Tuple[int, int]], more: Dict[str, Any], text: str
 ) -> None:
     answer = verify_json(samples.vm(8 << 20, 2 << 20, 0), 4096, written, **more)
+    assert_valid(answer, "verify")
     assert " ".join(render_verify(answer).split()) == text
 
 

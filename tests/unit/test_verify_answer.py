@@ -64,22 +64,3 @@ def test_verify_names_the_writer_and_reports_a_yield() -> None:
     answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
     assert answer["good"] is False
     assert_valid(answer, "verify")
-
-
-def test_verify_looks_at_the_levers_as_well() -> None:
-    state = vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2)
-    answer = verify_json(state, PAGE, None, levers=samples.LEVERS)
-    assert answer["good"] and len(answer["levers"]) == len(samples.LEVERS)
-    assert_valid(answer, "verify")
-    lever = "pace /system.slice/x.service 8:0"
-    foreign = (ForeignWrite(lever, "max", 733, "systemd"),)
-    differing = [(lever, "io.max of /system.slice/x.service", "1000", "max")]
-    answer = verify_json(
-        state, PAGE, None, foreign, levers=samples.LEVERS, differing=differing
-    )
-    assert not answer["good"]
-    assert answer["differences"] == [
-        {"lever": lever, "file": differing[0][1], "expected": 1000, "found": None,
-         "pid": 733, "comm": "systemd", "cgroup": None, "cmdline": None}
-    ]  # fmt: skip
-    assert_valid(answer, "verify")
