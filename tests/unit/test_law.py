@@ -98,7 +98,7 @@ def test_while_the_cache_has_room_it_is_what_drains_of_what_the_device_takes() -
 
 def stretched(rates: List[float], d: Drain = ROOM, **more: object) -> List[float]:
     """The limits, MB, under floods of these rates, MB/s, of 10 s each, where R is 256 MB/s."""
-    law, limits = LawMemory(4.096 * MB, written_s=NOW, trust_s=NOW), []
+    law, limits = LawMemory(4.096 * MB, written_s=NOW, trusted_s=-NOW), []
     for rate in rates:
         for _ in range(20):
             seen = flood(rate, drain_rate=R, **more)
@@ -143,7 +143,7 @@ def test_twice_the_limit_tests_r_after_ten_seconds_and_then_once_a_minute() -> N
 
 def under_commits(write_shares: List[float], **law: object) -> List[float]:
     """The limits, MB, in seconds in which commits spend so much of their time in write()."""
-    after, limits = replace(LawMemory(4.096 * MB, trust_s=NOW), **law), []  # type: ignore[arg-type]
+    after, limits = replace(LawMemory(4.096 * MB, trusted_s=-NOW), **law), []  # type: ignore[arg-type]
     for share in write_shares:
         seen = flood(drain_rate=R, commit_write_share=share, commit_total_s=1.0)
         for _ in range(2):

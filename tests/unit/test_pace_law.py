@@ -10,7 +10,8 @@ import pytest
 
 import samples
 from plant import DISK, latencies
-from writebackd.control.law import Bounds, follow_pace
+from writebackd.control.law import Bounds
+from writebackd.control.pace_law import follow_pace
 from writebackd.estimate.drain import Writes, update_drain
 from writebackd.tuning import CREEP, RISE
 from writebackd.types.decision import Rule

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple
 
 from writebackd.control import reasons
-from writebackd.control.law import Bounds, follow, follow_pace
+from writebackd.control.law import Bounds, follow
+from writebackd.control.pace_law import follow_pace
 from writebackd.estimate.drain import is_shown, lets_in, shown
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force

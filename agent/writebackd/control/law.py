@@ -17,7 +17,7 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    below `rest`.  Three seconds of a full cache then show R.
 5. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
-6. A flood held by io.max (control/pacing/pace.py) has a pace that leaves syncs their share of R.
+6. A flood held by io.max has a pace that leaves syncs their share of R (control/pace_law.py).
 
 The background limit is half of the limit and never more, so that one chunk of a flood does not jump
 over the band in which the kernel slows writers down (control/ramp.py).  A commit is slow where it
@@ -32,8 +32,6 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from writebackd.tuning import (
-    CREEP,
-    CUT,
     CYCLE_S,
     EVERY_S,
     FELL,
@@ -41,7 +39,6 @@ from writebackd.tuning import (
     LETS_IN_S,
     MOST_S,
     PAYS,
-    RISE,
     SEEK,
     SHOWN_S,
     TRUST_S,
@@ -73,7 +70,7 @@ def follow(
         if in_force and e.held_back:
             law = _tested(_stretched(law, e, r, dt_s), d, dt_s)
         takes = r if d.full_s > 0 else max(r, d.rate)
-        doubted = e.held_back and (d.room_s >= CYCLE_S or law.trust_s <= 0.0)
+        doubted = e.held_back and (d.room_s >= CYCLE_S or law.trusted_s >= TRUST_S)
         times = max(law.stretch, SEEK if doubted else 1.0)
         knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
         if knee != limit:
@@ -112,12 +109,12 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
 
 def _tested(law: LawMemory, d: Drain, dt_s: float) -> LawMemory:
     """When R is tested next, or what came of it: a limit below R's keeps the cache from filling."""
-    trust_s = law.trust_s - dt_s
-    if trust_s <= 0.0 < law.trust_s:
+    trusted_s = law.trusted_s + dt_s
+    if law.trusted_s < TRUST_S <= trusted_s:
         law = replace(law, sought_rate=d.rate)
-    if trust_s <= -(EVERY_S + SHOWN_S):
-        trust_s = CYCLE_S if d.rate > PAYS * law.sought_rate else TRUST_S
-    return replace(law, trust_s=trust_s)
+    if trusted_s >= TRUST_S + EVERY_S + SHOWN_S:
+        trusted_s = TRUST_S - CYCLE_S if d.rate > PAYS * law.sought_rate else 0.0
+    return replace(law, trusted_s=trusted_s)
 
 
 def _tried(law: LawMemory, e: Estimate, dt_s: float) -> LawMemory:
@@ -152,30 +149,3 @@ def _seek(
         return law, Rule.MEASURE
     raised = max(min(SEEK * limit, MOST_S * rate), limit)
     return replace(law, limit_bytes=_within(raised, bounds)), Rule.SEEK
-
-
-def follow_pace(
-    d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float
-) -> Tuple[float, Rule]:
-    """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
-    by, rule = factor(d, r, bounds.spend, bounds.keep, r / pace)
-    if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
-        by = min(by, 1.0 + CREEP * d.room_s**2)
-    by = max(by, (1.0 - bounds.spend) * r / pace)
-    if by > 1.0 and not e.held_back:
-        by, rule = 1.0, Rule.LOOSE
-    return by, rule
-
-
-def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:
-    """What to multiply a pace by; `lets_in_all` times it lets in R, of which syncs get `share`."""
-    spent = d.sync_rate * d.price_s
-    if d.full_s > 0 or spent > share:
-        by = min(max(spent / share, CUT), RISE)
-        rule = Rule.DEAR if by > 1.0 else Rule.CUT
-        least = (1.0 - share) * lets_in_all
-        if by < min(1.0, least) and d.rate < keep * r:
-            by, rule = min(RISE, least), Rule.SHORT if least > 1.0 else Rule.STEADY
-        return by, rule
-    more = 1.0 + CREEP * d.room_s**2
-    return min(max(min(1.0 - spent, keep) * more * lets_in_all, CUT), RISE), Rule.ROOM

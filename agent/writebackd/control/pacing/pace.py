@@ -7,7 +7,7 @@ the cache keeps room, and a large dirty limit does no harm.  On a disk of 60 MB/
 of its idle rate with the best fixed limit, and 80 % with the flood held at 55 MB/s.
 
 Pacing begins with a full cache, at `pace-share` of R.  From then on the law sets the pace as it
-sets a limit (control/law.py).  domain.py divides the pace among the cgroups, and ends it where
+sets a limit (control/pace_law.py).  domain.py divides the pace among the cgroups, and ends it where
 commits wait for what is paced.
 """
 
