@@ -101,13 +101,13 @@ def test_the_law_learns_nothing_about_limits_that_are_not_its_own() -> None:
     assert after == before
 
 
-def test_it_stops_in_the_tick_that_sees_a_slow_fsync() -> None:
+def test_it_stops_in_the_tick_that_sees_a_slow_commit() -> None:
     asked = replace(plan(4), stop_s=0.3)
     run = Run(asked)
     course = run.whole()
     assert course.ended is End.STOPPED and "more than the 0.3s allowed" in course.why
-    slow = [tick for tick in course.ticks if (tick.figures.latency.quantile(0.99) or 0) > 0.3
-            or tick.figures.oldest_s > 0.3]  # fmt: skip
+    slow = [tick for tick in course.ticks if (tick.figures.commits.quantile(0.99) or 0) > 0.3
+            or tick.figures.oldest_commit_s > 0.3]  # fmt: skip
     assert slow == [course.ticks[-1]]
     # The decision of that same tick is the law's again.
     _, decision, memory = run.seen[-1]
