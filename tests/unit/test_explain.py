@@ -123,7 +123,7 @@ WORDS = {
     Rule.KNEE: "the largest limit allowed, less than what drains in 16 ms at 256M/s",
     Rule.FILLING: "write cache has room, and takes more than the drain rate",
     Rule.SHORT: "buffered writes got less than 80 % of the drain rate",
-    Rule.TEST: "a larger limit for some seconds, to see whether the device takes more",
+    Rule.TEST: "a larger limit, to see whether the device takes more",
     Rule.FLOOR: "write cache full at the smallest limit allowed",
 }
 WOULD = "flood, drain rate 256M/s: {} would set 4.0M"

@@ -123,22 +123,44 @@ def test_below_0_8_r_it_goes_up_in_proportion_to_twice_the_delay_at_most() -> No
     assert stretched([128.0], held_back=False) == pytest.approx([4.096])
 
 
-def doubled(rates: List[float]) -> List[int]:
-    """The seconds of a flood in which R is tested; it comes at these rates, MB/s, in these."""
-    law, seconds = LawMemory(4.096 * MB, written_s=NOW), []
+def doubled(
+    rates: List[float], limit: float = 4.096, r: float = R, in_force: bool = True,
+) -> List[int]:
+    """The seconds of a flood, which comes at these rates, MB/s, with twice the limit."""
+    law, seconds = LawMemory(limit * MB, written_s=NOW), []
     for second, rate in enumerate(rates, 1):
         for _ in range(2):
             d = replace(FULL, rate=rate * MB)
-            law, _ = follow(law, d, flood(rate, drain_rate=R), BOUNDS, True, NOW, DT_S)
-        if law.limit_bytes == pytest.approx(8.192 * MB):
+            law, rule = follow(law, d, flood(rate, drain_rate=r, held_back=rate > 0), BOUNDS,
+                               in_force or second < 11, NOW, DT_S)
+        if law.limit_bytes == pytest.approx(2 * limit * MB):
+            assert rule in (Rule.TEST, Rule.FLOOR, Rule.COMING)
             seconds.append(second)
     return seconds
 
 
-def test_twice_the_limit_tests_r_after_ten_seconds_and_then_once_a_minute() -> None:
-    assert doubled([256.0] * 85) == [*range(10, 15), *range(75, 80)]
+def test_twice_the_limit_tests_r_after_ten_seconds_and_after_300_more() -> None:
+    assert doubled([256.0] * 325) == [*range(10, 15), *range(315, 320)]
     # An eighth more came of it, so R may be more still.
     assert doubled([206.0] * 10 + [256.0] * 30) == [*range(10, 15), *range(25, 30)]
+    # A limit that does not come into force holds it up no longer; nor does it when a flood ends.
+    assert doubled([256.0] * 30, in_force=False) == [*range(10, 15)]
+    assert doubled([256.0] * 11 + [0.0] + [256.0] * 12) == [10, 11, *range(22, 25)]
+
+
+def test_a_test_at_the_floor_does_not_hide_that_it_is_the_floor() -> None:
+    law, rules = LawMemory(BOUNDS.floor, written_s=NOW, trusted_s=299.5), set()
+    for _ in range(8):
+        law, rule = follow(law, FULL, flood(9.0, drain_rate=9 * MB), BOUNDS, True, NOW, DT_S)
+        rules.add(rule)
+    assert law.limit_bytes == 2 * BOUNDS.floor and rules == {Rule.FLOOR}
+
+
+def test_a_test_is_not_counted_for_the_share_of_the_flood() -> None:
+    law = LawMemory(4.096 * MB, written_s=NOW, stretch=1.5, trusted_s=299.5)
+    for _ in range(10):
+        law, _ = follow(law, FULL, flood(256.0, drain_rate=R), BOUNDS, True, NOW, DT_S)
+    assert (law.stretch, law.tried[0]) == (1.5, 0.0)
 
 
 def under_commits(write_shares: List[float], **law: object) -> List[float]:

@@ -9,8 +9,9 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Twice that where commits spend 0.8 of their time in write() for three seconds,
-   and not back before it is half of that.  Also where R may be more: where the cache had room for
-   ten seconds, and to test it for five in each minute, or in each ten once a test brought more.
+   and not back before it is half of that.  Twice that also where R may be more: while the cache has
+   had room for ten seconds, and for five to test R, ten seconds of flood after it was learned or
+   such a test brought an eighth more, 300 after one in vain.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from writebackd.tuning import (
+    AGAIN_S,
     CYCLE_S,
     EVERY_S,
     FELL,
@@ -41,7 +43,6 @@ from writebackd.tuning import (
     PAYS,
     SEEK,
     SHOWN_S,
-    TRUST_S,
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
@@ -67,21 +68,29 @@ def follow(
     """A tick of a flood, and the branch that decided."""
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
-        if in_force and e.held_back:
-            law = _tested(_stretched(law, e, r, dt_s), d, dt_s)
+        testing = law.trusted_s >= AGAIN_S
+        if testing or (in_force and e.held_back):
+            law = _tested(law, d, e.held_back, testing, dt_s)
+            testing = law.trusted_s >= AGAIN_S
+            if not testing and in_force:
+                law = _stretched(law, e, r, dt_s)
         takes = r if d.full_s > 0 else max(r, d.rate)
-        doubted = e.held_back and (d.room_s >= CYCLE_S or law.trusted_s >= TRUST_S)
+        usual = _within(takes * bounds.delay_s, bounds)
+        doubted = testing or (e.held_back and d.room_s >= CYCLE_S)
         times = max(law.stretch, SEEK if doubted else 1.0)
-        knee = _within(times * _within(takes * bounds.delay_s, bounds), bounds)
+        knee = _within(times * usual, bounds)
         if knee != limit:
             law = replace(law, limit_bytes=knee, written_s=now_s)
         if not in_force:
             return law, Rule.COMING
-        if times > 1.0:
-            return law, Rule.TEST if times > law.stretch else Rule.SHORT
-        if knee > _within(r * bounds.delay_s, bounds):
+        if times > 1.0 and knee > usual:
+            if times == law.stretch:
+                return law, Rule.SHORT
+            if usual > bounds.floor or d.full_s <= 0:  # at the floor what is wrong stays wrong
+                return law, Rule.TEST
+        if usual > _within(r * bounds.delay_s, bounds):
             return law, Rule.FILLING
-        return law, Rule.FLOOR if knee <= bounds.floor and d.full_s > 0 else Rule.KNEE
+        return law, Rule.FLOOR if usual <= bounds.floor and d.full_s > 0 else Rule.KNEE
     if not in_force:
         return replace(law, tried=(0.0,) * 4), Rule.COMING
     most = _measured_under(max(e.background_rate, d.full_rate), bounds)
@@ -107,13 +116,17 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
     return replace(law, stretch=stretch, tried=(0.0,) * 4)
 
 
-def _tested(law: LawMemory, d: Drain, dt_s: float) -> LawMemory:
+def _tested(law: LawMemory, d: Drain, held_back: bool, testing: bool, dt_s: float) -> LawMemory:
     """When R is tested next, or what came of it: a limit below R's keeps the cache from filling."""
     trusted_s = law.trusted_s + dt_s
-    if law.trusted_s < TRUST_S <= trusted_s:
-        law = replace(law, sought_rate=d.rate)
-    if trusted_s >= TRUST_S + EVERY_S + SHOWN_S:
-        trusted_s = TRUST_S - CYCLE_S if d.rate > PAYS * law.sought_rate else 0.0
+    if trusted_s < AGAIN_S:
+        return replace(law, trusted_s=trusted_s)
+    if not testing:
+        law = replace(law, sought_rate=d.rate, tried=(0.0,) * 4)
+    if not held_back:
+        trusted_s = AGAIN_S - CYCLE_S
+    elif trusted_s >= AGAIN_S + EVERY_S + SHOWN_S:
+        trusted_s = AGAIN_S - CYCLE_S if d.rate > PAYS * law.sought_rate else 0.0
     return replace(law, trusted_s=trusted_s)
 
 

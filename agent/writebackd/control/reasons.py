@@ -40,7 +40,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.KNEE: ("what drains in the allowed delay", "the limit follows the drain rate"),
     Rule.FILLING: ("write cache has room, and takes more than the drain rate",
                    "once it is full, the limit is what drains in the allowed delay"),
-    Rule.TEST: ("a larger limit for some seconds, to see whether the device takes more",
+    Rule.TEST: ("a larger limit, to see whether the device takes more",
                 "the drain rate follows what comes; then the limit is what drains in the allowed"
                 " delay again"),
     Rule.SHORT: (f"buffered writes got less than {formats.percent(LEAST)} of the drain rate",

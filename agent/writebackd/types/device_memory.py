@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Optional, Tuple
 
 from writebackd.types.decision import DeviceState
-from writebackd.types.quantities import Figure, Time
+from writebackd.types.quantities import Positive, Time
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class LawMemory:
     # Under this limit: seconds, bytes written, seconds of commits in write(), and in all.
     tried: Tuple[float, ...] = (0.0,) * 4
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
-    trusted_s: float = 50.0  # seconds of flood since R was tested; from 60 on it is
+    trusted_s: float = 290.0  # seconds of flood since R was tested; from 300 on it is
 
 
 @dataclass(frozen=True)
 class Fact:
     """One learned value, and when it was last learned (wall clock)."""
 
-    value: Figure
+    value: Positive
     wall_s: Time
 
 
