@@ -287,6 +287,63 @@ def test_what_a_command_runs_or_loads_counts(
     assert at == ({place} if place else set())
 
 
+SET = "sysctl -w vm.dirty_ratio=5"
+
+
+@pytest.mark.parametrize("script, line", [
+    (f"  exit 0\n{SET}", None), (f"true; exit 0\n{SET}", None), (f"exec /x\n{SET}", None),
+    (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
+    (f"if [ -e /x ]\nthen\n exit 1\nfi\n{SET}", 5),
+    (f"cat >/etc/motd <<'X'\n{SET}\nX\ntrue", None), (f'echo "run {SET}"', None),
+    (f"if grep -q '{SET}' /x; then true; fi", None),
+    ("logger 'echo 5 > /proc/sys/vm/dirty_ratio'", None),
+    (f"stop() {{\n {SET}\n}}\n", None), (f"stop() {{ true; }}\nstart() {{\n {SET}\n}}", 3),
+    (f'case "$1" in\nstart) {SET} ;;\nstop) sysctl -w vm.dirty_ratio=9 ;;\nesac', 2),
+    ("sysctl -p > /etc/log", None), ("sysctl -p; echo 5 >/proc/sys/vm/dirty_ratio", 1),
+    ("systemctl restart foo-sysctl -f; ssh db2 sysctl -p", None), (f"{SET} --dry-run", None),
+    ("rm -f /opt/t.sh; test -e /opt/t.sh || chmod 1 /opt/t.sh", None),
+    (f"nice -n 5 sudo {SET}", 1), (f"[ -e /x ] && {SET} >/dev/null 2>&1", 1),
+    (f"echo 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
+])  # fmt: skip
+def test_of_a_script_only_what_it_runs_counts(
+    tmp_path: Path, script: str, line: Optional[int]
+) -> None:
+    files = {"/etc/sysctl.conf": "vm.dirty_ratio=40%\n", "/etc/log": "vm.dirty_ratio=7\n",
+             "/opt/t.sh": f"{SET}\n", "/etc/rc.local": script}  # fmt: skip
+    expected = [("note", "vm.dirty_ratio=5", f"/etc/rc.local:{line}")] if line else []
+    assert found(tmp_path, files) == expected
+
+
+@pytest.mark.parametrize("path, text", [
+    ("/etc/systemd/system/a.service", f"Description=Reverts {SET}"),
+    ("/etc/systemd/system/a.service", f"ExecStop={SET}"),
+    ("/etc/systemd/system/a.service", "ConditionPathExists=!/opt/t.sh"),
+    ("/etc/cron.d/a", f"* * * * * nobody {SET}"), ("/etc/cron.d/a~", f"* * * * * root {SET}"),
+    ("/etc/crontab", f'NOTE="a b c d e root {SET}"'),
+    ("/var/spool/cron/.root.swp", f"@daily {SET}"),
+    ("/etc/network/interfaces", f" down {SET}"), ("/etc/local.d/a.stop", SET),
+    ("/var/lib/cloud/instance/user-data.txt", f'final_message: "{SET}"'),
+    ("/var/spool/cron/root", "@daily sysctl -p /opt/fifo"),
+    ("/var/spool/cron/root", "@daily sysctl -p /opt/a\0b"),
+    ("/etc/sysctl.d/90.conf", "vm.dirty_*o=5\n-vm.dirty_ratio\n-vm.dirty_background_ratio"),
+])  # fmt: skip
+def test_what_sets_nothing_is_not_named(tmp_path: Path, path: str, text: str) -> None:
+    root = host(tmp_path, {"/opt/t.sh": f"{SET}\n", path: f"{text}\n"})
+    os.mkfifo(tmp_path / "opt/fifo")
+    (tmp_path / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "etc/systemd/system/loop.service").symlink_to("loop.service")
+    assert find_conflicting_tools(root) == ()
+
+
+def test_who_may_not_set_them_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"/var/spool/cron/alice": f"@daily {SET}\n"}
+    assert len(found(tmp_path, files)) == 1
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert found(tmp_path, files) == []
+
+
 def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
     files = {
         "/usr/lib/sysctl.d/50-a.conf": "vm.dirty_ratio=4\n", "/etc/sysctl.d/x": "", "/null": "",

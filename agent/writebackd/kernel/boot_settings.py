@@ -3,34 +3,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from fnmatch import fnmatchcase
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.shell_commands import shell_commands
 from writebackd.kernel.tuned_profiles import DIRTY, text_of
 
 # In systemd's order of precedence: a name in an earlier directory masks later ones.
 _PLACES = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
-# Scripts and tables of cron, at, init systems, cloud-init, and of events: directories, and names
-# that count.
+# The command of a line: of scripts, tables of cron and anacron, units, interfaces(5), cloud-config.
+_SHELL = re.compile(r"(?P<command>.*)")
+_CRON = re.compile(r"\s*(?!\w+\s*=)(?:@\w+|(?:\S+\s+){4}\S+)\s+(?P<command>.*)")
+_SYSTEM_CRON = re.compile(_CRON.pattern.replace("(?P<", r"root\s+(?P<"))
+_ANACRON = re.compile(r"\s*(?!\w+\s*=)(?:\S+\s+){3}(?P<command>.*)")
+_EXEC = re.compile(r"\s*Exec(?:Start(?:Pre|Post)?|Condition|Reload)\s*=\s*[-@:+!|]*(?P<command>.*)")
+_UP = re.compile(r"\s*(?:pre-|post-)?up\s+(?P<command>.*)")
+_LISTED = re.compile(r"\s*-\s+(?P<command>(?![\w.]+:\s).*)")
+# Directories, the names that count there, and their form.  run-parts and cron skip names with dots
+# and tildes; packages leave files with these endings behind.
+_NAMES, _PLAIN = r"[^.~]+", r"(?!\.).*(?<!~)(?<!\.bak)(?<!\.rpmsave)(?<!\.rpmnew)"
 _JOBS = (
-    ("/etc", "(?:ana)?crontab"), ("/etc/network", "interfaces"), ("/etc/init.d", "after.local"),
-    ("/var/lib/cloud/instance", "user-data.txt"),
-    *(("/etc/" + name, "[^.]+") for name in (
-        "cron.d", "cron.hourly", "cron.daily", "cron.weekly", "cron.monthly", "network/if-up.d")),
-    *((name, ".+") for name in (
-        "/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/cron/tabs", "/var/spool/at",
-        "/var/spool/cron/atjobs", "/etc/local.d", "/etc/acpi", "/etc/NetworkManager/dispatcher.d",
+    ("/etc", "crontab", _SYSTEM_CRON), ("/etc", "anacrontab", _ANACRON),
+    ("/etc/cron.d", _NAMES, _SYSTEM_CRON), ("/etc/network", "interfaces", _UP),
+    ("/var/lib/cloud/instance", "user-data.txt", _LISTED), ("/etc/init.d", "after.local", _SHELL),
+    ("/etc/local.d", r"[^.].*\.start", _SHELL),
+    *((f"/etc/{name}", _NAMES, _SHELL) for name in (
+        "cron.hourly", "cron.daily", "cron.weekly", "cron.monthly", "network/if-up.d")),
+    *((name, _PLAIN, _CRON) for name in (
+        "/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/cron/tabs")),
+    *((name, _PLAIN, _SHELL) for name in (
+        "/var/spool/at", "/var/spool/cron/atjobs", "/etc/acpi", "/etc/NetworkManager/dispatcher.d",
         "/usr/lib/systemd/system-sleep", "/var/lib/cloud/scripts/per-boot")),
 )  # fmt: skip
 _UNITS = "systemd/system"
 _SYSCTL_CONF = "/etc/sysctl.conf"
 _SYSTEMD = "/run/systemd/system"  # is there only where systemd runs the host
 # sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name, which may be a glob;
-# without a value it is left out of globs.
-_SYSCTL = re.compile(r"^\s*-?\s*vm[./](?P<glob>[^\s=]+)\s*(?:$|=\s*(?P<value>\S+))")
+# with "-" and without a value it is left out of globs.
+_SYSCTL = re.compile(
+    r"^\s*(?P<but>-?)\s*vm[./](?P<glob>[^\s=]+)\s*(?:$|=\s*(?P<value>\S+))"
+)
 _SETTINGS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
 _CMDLINE = re.compile(rf"(?:^|\s)\"?sysctl[./]vm[./]{DIRTY}=(?P<value>[^\s\"]+)")
 # tmpfiles.d(5): type, path, mode, user, group, age, argument.
@@ -38,18 +55,9 @@ _TMPFILES = re.compile(
     r"^\s*[wfF]\S*\s+\"?(?P<target>/[^\s\"]+)\"?\s+(?:\S+\s+){4}(?P<value>\S+)"
 )
 _SYSFS = re.compile(r"^\s*(?P<target>\S+?)\s*=\s*(?P<value>\S+)")  # sysfs.conf(5), below /sys
-# By hand: `echo 5 > /proc/sys/vm/dirty_ratio`, `echo 5 | tee FILE`, `sysctl -w vm.dirty_ratio=5`.
-_ECHO = re.compile(
-    r"\b(?:echo|printf)\s+(?:-\w+\s+|\S*%\S*\s+)*(?P<value>\$\(\(.*?\)\)|[^\s>|]+)\s*"
-    r"(?:>+|\|\s*(?:sudo\s+)?tee(?:\s+-\w+)*)\s*(?P<target>[^\s;&|)]+)"
-)
-_SYSCTL_COMMAND = re.compile(r"\bsysctl[\s,\"'][^;&|]*")  # also as a list of words
-_ASSIGNED = re.compile(rf"\bvm[./]{DIRTY}\s*=\s*[\"']?(?P<value>[^\s;&,\]\"']+)")
-_LOADS = re.compile(r"[\s\"'](?:-\w*[pf]|--load|--system)\b")
-_PATH = re.compile(
-    r"(?<![\w./}>*$])/(?!proc/|sys/|dev/|(?:usr/)?bin/(?:env|\w*sh)\b)[^\s\"'\\;&|<>()`$]+"
-)
-_COMMENT = re.compile(r"(?:^|\s)#.*")
+# What sysctl(8) takes: a setting, or an option that loads files.
+_ASSIGNED = re.compile(rf"\s*vm[./]{DIRTY}\s*=\s*[\"']?(?P<value>[^\"']*?)[\"']?\s*")
+_LOADS = re.compile(r"(?:-\w*[pf]|--load(?:=|$)|--system$)(?P<file>.*)")
 _OF_BDI = r"(?:(?:min|max)_(?:ratio|bytes)(?:_fine)?|strict_limit)"
 # Of a loop over BDIs the directory is a variable.
 _TARGET = re.compile(
@@ -62,7 +70,8 @@ _UDEV = re.compile(
     r'"(?P<value>(?:\\.|[^"\\])*)"'
 )
 _OF_DISKS = re.compile(r'SUBSYSTEM=="[^"]*(?:bdi|block)')
-_SCRIPT_BYTES = 1 << 16
+_SCRIPT_LETTERS = 1 << 16
+_SHELLS = ("sh", "bash", "dash", ".", "source")
 # When a source sets, and what follows.
 _AT_BOOT = ("is set at boot", "writebackd treats it as the original")
 _EFFECTS = {
@@ -146,11 +155,8 @@ def _command_line(files: KernelFiles) -> Iterator[BootSetting]:
 
 def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]":
     """Settings that are read at boot, and those that only procps reads."""
-    seen, settings = set(), []  # type: set[object], List[BootSetting]
-    systemd = files.path(_SYSTEMD).is_dir()
-    for path in _chosen(files, "sysctl.d", ".conf"):
-        seen.add(files.path(path).resolve())
-        settings += _sysctl_lines(files, path, "sysctl.d")
+    systemd, paths = files.path(_SYSTEMD).is_dir(), _chosen(files, "sysctl.d", ".conf")
+    settings = list(_sysctl_lines(files, paths, "sysctl.d"))
     if systemd:
         # systemd-sysctl(8) keeps the place of an earlier line that sets the same to the same.
         kept: Dict[Optional[str], BootSetting] = {}
@@ -160,22 +166,30 @@ def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]"
                 kept[line.setting] = line
         settings = list(kept.values())
     # procps reads this one last; systemd-sysctl through a link in sysctl.d.
-    if files.path(_SYSCTL_CONF).resolve() in seen:
+    if _real(files, _SYSCTL_CONF) in {_real(files, path) for path in paths}:
         return settings, []
     if systemd:
-        return settings, list(_sysctl_lines(files, _SYSCTL_CONF, "sysctl.conf"))
-    return [*settings, *_sysctl_lines(files, _SYSCTL_CONF, "sysctl.d")], []
+        return settings, list(_sysctl_lines(files, [_SYSCTL_CONF], "sysctl.conf"))
+    return [*settings, *_sysctl_lines(files, [_SYSCTL_CONF], "sysctl.d")], []
 
 
-def _sysctl_lines(files: KernelFiles, path: str, source: str) -> Iterator[BootSetting]:
+def _real(files: KernelFiles, path: str) -> str:
+    """Without links; pathlib's would raise in a loop of them."""
+    return os.path.realpath(files.path(path))
+
+
+def _sysctl_lines(
+    files: KernelFiles, paths: Iterable[str], source: str
+) -> Iterator[BootSetting]:
     lines = [
-        (match["glob"], BootSetting(source, f"{path}:{number}", None, match["value"]))
-        for number, line in _lines(files, path) for match in _SYSCTL.finditer(line)
+        (match, BootSetting(source, f"{path}:{number}", None, match["value"]))
+        for path in paths for number, line in _lines(files, path)
+        for match in _SYSCTL.finditer(line)
     ]  # fmt: skip
-    named = {glob for glob, _ in lines}
-    for glob, line in lines:
+    named = {match["glob"] for match, _ in lines if match["value"] or match["but"]}
+    for match, line in lines:
         for name in _SETTINGS if line.value else ():
-            if glob == name or (name not in named and fnmatchcase(name, glob)):
+            if match["glob"] == name or (name not in named and fnmatchcase(name, match["glob"])):
                 yield line._replace(setting=f"vm.{name}")
 
 
@@ -191,52 +205,80 @@ def _tmpfiles(files: KernelFiles) -> Iterator[BootSetting]:
 
 
 def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
-    by_file = {files.path(path).resolve(): path for path in reversed(_RC_LOCAL)}
+    by_file = {_real(files, path): path for path in reversed(_RC_LOCAL)}
     for path in reversed(list(by_file.values())):
-        for number, line in _lines(files, path):
-            if re.match(r"exit\b", line):  # what was appended behind it never runs
-                break
-            yield from commands(files, line, "rc.local", f"{path}:{number}")
+        yield from commands(files, _lines(files, path), "rc.local", path)
 
 
 def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
     names = {name for place in _PLACES for name in files.listdir(f"{place}/{_UNITS}")}
-    paths = _chosen(files, _UNITS, ".service")
+    paths = dict.fromkeys(_chosen(files, _UNITS, ".service"), _EXEC)
     for name in sorted(name for name in names if name.endswith(".service.d")):
-        paths += _chosen(files, f"{_UNITS}/{name}", ".conf")
-    for directory, wanted in _JOBS:
+        paths.update(dict.fromkeys(_chosen(files, f"{_UNITS}/{name}", ".conf"), _EXEC))
+    for directory, wanted, form in _JOBS:
         found = (name for name in files.listdir(directory) if re.fullmatch(wanted, name))
-        paths += [f"{directory}/{name}" for name in found]
-    for path in {files.path(path).resolve(): path for path in paths}.values():  # some are links
-        for number, line in _lines(files, path):
-            for each in commands(files, line, "job", f"{path}:{number}"):
-                if is_accepted(each.setting or "", each.value):
-                    yield each
+        paths.update((f"{directory}/{name}", form) for name in found)
+    once: Set[str] = set()  # what many lines run
+    for path in {_real(files, path): path for path in paths}.values():  # some are links
+        if "/spool/" in path and not _is_ours(files, path):  # a user's, who may not set them
+            continue
+        matches = ((number, paths[path].fullmatch(line)) for number, line in _lines(files, path))
+        lines = [(number, match["command"]) for number, match in matches if match]
+        if paths[path] is _LISTED:
+            lines = [(number, re.sub(r"^[\"']|[\"']$|[][,]", " ", line)) for number, line in lines]
+        for each in commands(files, lines, "job", path, once):
+            if is_accepted(each.setting or "", each.value):
+                yield each
+
+
+def _is_ours(files: KernelFiles, path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return files.path(path).stat().st_uid == os.geteuid()
+    return False
 
 
 def commands(
-    files: KernelFiles, line: str, source: str, place: str, inner: bool = False
+    files: KernelFiles, lines: Iterable["tuple[int, str]"], source: str, path: str,
+    once: Optional[Set[str]] = None, follow: bool = True,
 ) -> Iterator[BootSetting]:
-    """The settings that a shell command makes, in their order; then those of scripts it names."""
-    line = _COMMENT.sub("", line)
-    settings = [
-        (echo.start(), _setting(echo["target"]), echo["value"]) for echo in _ECHO.finditer(line)
-    ]
-    loaded: List[str] = []
-    for command in _SYSCTL_COMMAND.finditer(line):
-        for match in _ASSIGNED.finditer(line, command.start(), command.end()):
-            settings.append((match.start(), f"vm.{match['setting']}", match["value"]))
-        if _LOADS.search(command[0]):
-            loaded += _PATH.findall(command[0]) or [_SYSCTL_CONF] * ("$" not in command[0])
-    for _, setting, value in sorted(settings, key=lambda each: each[0]):
-        if setting is not None:
-            yield BootSetting(source, place, setting, value.strip("\\\"'"))
-    for path in loaded:
-        yield from _sysctl_lines(files, path, source)
-    # rc-local.service runs what is read already.
-    for path in () if inner else sorted(set(_PATH.findall(line)).difference(_RC_LOCAL)):
-        for number, each in enumerate((_script(files, path) or "").split("\n"), 1):
-            yield from commands(files, each, source, f"{path}:{number}", True)
+    """The settings of numbered lines of shell, and of the scripts that they run, in order.
+
+    `once`: scripts that were followed already, which are left out.
+    """
+    once = set() if once is None else once
+    for number, words, targets in shell_commands(lines):
+        place, program = f"{path}:{number}", words[0].rpartition("/")[2]
+        if program in ("echo", "printf"):
+            for setting in filter(None, map(_setting, targets)):
+                yield BootSetting(source, place, setting, words[-1].replace("\\n", ""))
+        elif program == "sysctl":
+            yield from _sysctl_command(files, words[1:], source, place)
+        elif follow:
+            runs = words[program in _SHELLS :]
+            script = next((word for word in runs if word[0] != "-"), "")
+            # rc-local.service runs what is read already.
+            if script[:1] == "/" and script not in _RC_LOCAL and script not in once:
+                once.add(script)
+                text = (_script(files, script) or "").split("\n")
+                yield from commands(files, enumerate(text, 1), source, script, once, False)
+
+
+def _sysctl_command(
+    files: KernelFiles, words: Sequence[str], source: str, place: str
+) -> Iterator[BootSetting]:
+    loads, loaded = False, []
+    for word in () if "--dry-run" in words else words:
+        assigned, load = _ASSIGNED.fullmatch(word), _LOADS.fullmatch(word)
+        if assigned:
+            yield BootSetting(source, place, f"vm.{assigned['setting']}", assigned["value"])
+        elif load:
+            loads = True
+            loaded += [load["file"]] if load["file"] else []
+        elif word[:1] != "-" and "=" not in word:
+            loaded.append(word)
+    if loads:
+        paths = [each for each in loaded or [_SYSCTL_CONF] if each[:1] == "/"]
+        yield from _sysctl_lines(files, paths, source)
 
 
 def _setting(target: str) -> Optional[str]:
@@ -273,23 +315,21 @@ def _udev_rule(files: KernelFiles, rule: str, place: str) -> Iterator[BootSettin
 def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[BootSetting]:
     """The settings made by a program that a rule runs: a shell command, or a script."""
     value = value if value.startswith("/") else f"/usr/lib/udev/{value}"
-    settings = list(commands(files, value, "udev", place))
+    path, _, number = place.rpartition(":")
+    lines = [(int(number), value.replace('\\"', '"'))]
+    settings = list(commands(files, lines, "udev", path))
     yield from settings
-    for script in () if settings else _PATH.findall(value)[:1]:
-        if _script(files, script) is None and _OF_DISKS.search(rule):
-            yield BootSetting("udev", place, None, script)
+    script = value.split(" ")[0]
+    if not settings and _script(files, script) is None and _OF_DISKS.search(rule):
+        yield BootSetting("udev", place, None, script)
 
 
 def _script(files: KernelFiles, path: str) -> Optional[str]:
     """The beginning of a script; empty for other files, None if it cannot be read."""
-    try:
-        if not files.path(path).is_file():  # a pipe would wait
-            return None
-        with files.path(path).open("rb") as file:
-            data = file.read(_SCRIPT_BYTES)
-    except OSError:
-        return None
-    return data.decode("utf-8", "replace") if data[:2] == b"#!" or path.endswith(".sh") else ""
+    text = text_of(files, path)
+    if text is None or text.startswith("#!") or path.endswith(".sh"):
+        return text and text[:_SCRIPT_LETTERS]
+    return ""
 
 
 def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:

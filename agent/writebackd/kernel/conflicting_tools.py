@@ -308,7 +308,7 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
         )  # fmt: skip
     lines = [BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines]
     for script in profiles.scripts:
-        lines += commands(files, script, "tuned", script)
+        lines += commands(files, [(1, script)], "tuned", script)
     for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
         said = f"tuned's active profile sets {setting} ({line.place})"

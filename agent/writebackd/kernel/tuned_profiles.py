@@ -7,6 +7,7 @@ import configparser
 import contextlib
 import os
 import re
+import stat
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
@@ -29,10 +30,15 @@ def active_profile(files: KernelFiles) -> Optional[str]:
 
 
 def text_of(files: KernelFiles, path: str) -> Optional[str]:
-    """A file unchanged, so that line numbers are right; None if it cannot be read."""
+    """The first MB of a regular file, unchanged, so that line numbers are right; else None."""
     try:
-        return files.read_whole(path)
-    except OSError:
+        # A pipe would wait for a writer.
+        fd = os.open(files.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return file.read(1 << 20).decode("utf-8", "surrogateescape")
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
 
 
