@@ -97,6 +97,8 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
         (cases.megacli_battery(Battery_Replacement_required="Yes"), FAILED),
         (cases.megacli_battery(Battery_Pack_Missing="Yes"), ABSENT),
         (cases.megacli_battery(Voltage="Low"), FAILED),
+        (cases.megacli_battery(Voltage="Low", Learn_Cycle_Active="Yes"), LEARNING),
+        (cases.megacli_battery(Learn_Cycle_Active=""), OK),
         (cases.megacli_battery(Learn_Cycle_Status="Failed", isSOHGood="Yes"), FAILED),
         (cases.megacli_battery(isSOHGood="No"), FAILED),
         ("Adapter 0: Get BBU Status Failed.\n", ABSENT), ("BBU status for Adapter: 0\n", None),

@@ -101,7 +101,8 @@ def _add(adapter: _Adapter, line: out.Line) -> None:
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)
-        if table.meaning(text, FLAGS):
+        meant = table.meaning(text, FLAGS)
+        if line.value and meant:
             adapter.keys[text] = "Yes"
 
 
@@ -148,6 +149,8 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
         for key, said in keys.items()
         if said.lower() == "yes"
     }
+    if Protection.LEARNING in flags.values():  # which discharges it
+        flags = {key: meant for key, meant in flags.items() if not key.startswith("voltage")}
     for bad in (Protection.ABSENT, Protection.FAILED, Protection.LEARNING):
         if bad in flags.values():
             return bad

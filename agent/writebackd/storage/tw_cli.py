@@ -41,7 +41,9 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             facts = table.Facts(KEYS, row)
             if re.fullmatch(r"c[0-9]{1,3}", facts.text("controller")):
                 controllers.append(facts)
-            elif re.fullmatch("u[0-9]{1,3}", row.get("unit", "")) and row.get("cache") != "-":
+            elif row.get("unittype", "").lower() == "spare":
+                continue
+            elif re.fullmatch("u[0-9]{1,3}", row.get("unit", "")):
                 units.setdefault(max(0, number - 1), []).append(facts)
     if not controllers and not any("ctl " in text.lower() for text in outputs):
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
