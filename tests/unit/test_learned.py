@@ -238,7 +238,7 @@ EARLIER = rb"""{"version": 1, "devices": [
 {"identity": "odd \"n\u00e4me\\", "facts": {"usual_sync_rate": [40.5, 1700000000.0]}},
 {"identity": "naa.5a, cache x", "facts": {"drain_rate": [250000000.0, 1699996400.0], "tau_s": \
 [0.008, 1699999940.0], "baseline_s": [0.0004, 1699999940.0]}}
-], "crc32": "7a1decbd"}
+], "crc32": "3a00d3ae"}
 """.replace(b"\\\n", b"")
 
 
@@ -256,6 +256,13 @@ def test_a_file_of_the_version_before_is_read_and_kept(path: Path) -> None:
     kept = read_learned(path)
     assert kept.keys() == known.keys() and kept['odd "näme\\'] == known['odd "näme\\']
     assert kept["naa.5a, cache x"].drain_rate == LEARNED.drain_rate
+
+
+def test_a_damaged_file_of_the_version_before_is_damage_too(path: Path) -> None:
+    for data in (EARLIER.replace(b"250000000", b"350000000"), EARLIER.replace(b"0.0004", b"0.0")):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="checksum does not fit"):
+            read_learned(path)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +287,8 @@ def test_a_foreign_file_is_set_aside_with_one_line(
 
 
 def test_impossible_values_are_damage(path: Path) -> None:
-    rows: List[Tuple[str, float]] = [("drain_rate", -1.0), ("baseline_s", float("inf"))]
+    rows: List[Tuple[str, float]] = [("drain_rate", -1.0), ("write_baseline_s", 0.0),
+                                    ("baseline_s", float("inf"))]
     for name, value in rows:
         save_learned(path, {"a": replace(LEARNED, **{name: Fact(value, NOW)})})
         with pytest.raises(ValueError, match=f"{name}: value: .* is impossible"):

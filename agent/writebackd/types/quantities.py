@@ -33,3 +33,4 @@ Rate = Annotated[float, Range(0, unit="bytes per second")]
 Hz = Annotated[float, Range(0, unit="per second")]
 Share = Annotated[float, Range(0, 1)]
 Figure = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(5e-324)]  # may be divided by
