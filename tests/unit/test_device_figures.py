@@ -25,7 +25,7 @@ from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, F
 from writebackd.report.history_events import events_of
 from writebackd.report.history_schema import Event, read_figures
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
-from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.snapshot import Snapshot, in_mode, original_bytes
 from writebackd.report.status_answer import status_json, why_json
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import Mode
@@ -81,7 +81,7 @@ def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
     assert (figures.limit_bytes, figures.ours_s) == (48 * MIB, 1.0)
     assert capped.limit_of("sda") == 48 * MIB != host.limit_of("sda")
     assert capped.limit_of("sdb") == host.limit_of("sdb") == host.sample.vm.threshold_bytes
-    observing = replace(capped, mode=Mode.OBSERVE)
+    observing = in_mode(capped, replace(capped.memory, mode=Mode.OBSERVE))
     assert observing.limit_of("sda") == host.sample.vm.threshold_bytes
     (seen,) = host.sample.devices
     strict = replace(host.sample, devices=(replace(seen, strict_bytes=MIB),))
@@ -95,6 +95,9 @@ def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
     assert row["limit_bytes"] == 48 * MIB
     (event,) = [each for each in events_of(None, capped, ()) if each.device == "sda"]
     assert event.limit_bytes == 48 * MIB
+    without = replace(host.sample.vm, threshold_bytes=0)  # as under dirty_ratio = 0
+    (figures,) = Collector(1.0).add(replace(host, sample=replace(host.sample, vm=without)))
+    assert figures.found_bytes == 0.0
     observed = replace(host, mode=Mode.OBSERVE)
     (event,) = [each for each in events_of(None, observed, ()) if each.device == "sda"]
     assert event.limit_bytes == host.sample.vm.threshold_bytes

@@ -290,10 +290,10 @@ def _write(path: Path, data: bytes) -> None:
     """Write all or nothing, and never over another file. Raises CommandError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with contextlib.ExitStack() as undo, os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            undo.callback(path.unlink)
-            file.write(data)
-            file.flush()
+        with contextlib.ExitStack() as undo:
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                undo.callback(path.unlink)
+                file.write(data)
             undo.pop_all()
     except FileExistsError:
         raise CommandError(f"{path} exists: name another file", BAD_NEWS) from None

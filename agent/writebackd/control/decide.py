@@ -63,7 +63,8 @@ def decide(
     devices = tuple(_numbered(want, remembered) for want in wants)
     extra = plan_device_limits(policy, replace(memory, devices=remembered), sample, wants)
     destage, memory = plan_destage(policy, extra.memory, sample, estimates)
-    devices = tuple([_with_ceiling(device, extra.memory) for device in devices])
+    if extra.memory.caps:
+        devices = tuple([_with_ceiling(device, extra.memory) for device in devices])
     needed, reason, decider = _arbitrate(extra.shared, memory)
     devices = tuple([
         _held_to(device, decider, needed, memory) if device.rule is Rule.COMING else device
@@ -381,8 +382,11 @@ def _numbered(want: DeviceDecision, remembered: Dict[str, DeviceMemory]) -> Devi
 
 def _with_ceiling(device: DeviceDecision, memory: Memory) -> DeviceDecision:
     """Add to the reason that the device has a limit of its own, although it needs none."""
-    cap, after = memory.caps.get(device.name), reasons.unset(memory, device.name)
-    if cap is None or device.target_bytes is not None or not (after or cap.in_force):
+    cap = memory.caps.get(device.name)
+    if cap is None or device.target_bytes is not None:
+        return device
+    after = reasons.unset(memory, device.name)
+    if not (after or cap.in_force):
         return device
     return replace(device, reason=device.reason + reasons.ceiling(cap.bytes, after))
 

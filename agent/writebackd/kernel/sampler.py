@@ -36,6 +36,8 @@ NAMED_TASKS = 5
 # Cgroups that are looked up in a tick: so many that dirtied most, and as many that synced most.
 # Those found before cost nothing.
 MOST_RESOLVED = 32
+# Ticks in which every device's own limit is read once, as somebody may set one: two files each.
+TURNS = 8
 
 
 class Sampler:
@@ -59,7 +61,8 @@ class Sampler:
         self._last: Dict[str, DiskStats] = {}
         self._devices: Tuple[Device, ...] = ()  # of the last tick, and the numbers that they need
         self._numbers: FrozenSet[str] = frozenset()
-        self._strict: Dict[str, Optional[int]] = {}  # of each device, when it last wrote
+        self._strict: Dict[str, Optional[int]] = {}  # of each device, up to TURNS ticks ago
+        self._turn = 0
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
 
     def read(
@@ -89,11 +92,14 @@ class Sampler:
         # What was lost may have been theirs: no syncs, or not seen?
         nothing = reading.no_syncs if reading is not None and not reading.syncs_lost else None
         samples = []
+        self._turn = (self._turn + 1) % TURNS
+        asked = {device.name for device in devices[self._turn::TURNS]}
+        asked.update(name for name, own in self._strict.items() if own is not None)
         for device in devices:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
-            if grown.write_bytes or self._strict.get(device.name, 0) is not None:
+            if device.name in asked or device.name not in self._strict:
                 own = bdi.strict_limit(self._files, device.bdi, vm.threshold_bytes)
                 self._strict[device.name] = own
             samples.append(

@@ -195,7 +195,7 @@ class Collector:
             visible = each.throttled_s is not None
             above, own_s = self._own.get(name, (0.0, 0.0))
             mine = snapshot.sets_limits and name in snapshot.memory.caps
-            share = 1.0 if mine else snapshot.limit_of(name) / snapshot.limit_of(None)
+            share = 1.0 if mine else snapshot.limit_of(name) / max(1, snapshot.limit_of(None))
             rows.append(
                 Figures(
                     wall_s=snapshot.sample.wall_s - span_s,

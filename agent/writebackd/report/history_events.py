@@ -64,7 +64,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
 def readable(text: str) -> str:
     """The text of an action, with bytes as sizes."""
     def sized(value: str) -> str:
-        return formats.size(int(value)) if value.isdigit() else value
+        return formats.size(int(value)) if value.isdecimal() else value
 
     return _BYTES.sub(lambda match: f"{sized(match[1])} -> {sized(match[2])}", text)
 

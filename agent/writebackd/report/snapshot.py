@@ -6,6 +6,7 @@ Frozen: a thread may render it while the loop continues.
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
@@ -293,4 +294,5 @@ def in_mode(snapshot: Snapshot, memory: Memory) -> Snapshot:
     alerts = tuple(
         each for each in snapshot.alerts if each.name is not AlertName.FOREIGN_WRITER
     )
-    return replace(snapshot, mode=memory.mode, memory=memory, alerts=alerts)
+    # Anew: a quick copy would keep what was computed for the mode before.
+    return dataclasses.replace(snapshot, mode=memory.mode, memory=memory, alerts=alerts)
