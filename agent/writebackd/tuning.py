@@ -82,9 +82,9 @@ FELL = 0.9
 # occupies the media for 2 to 3 s, rather than a slower disk.  So a second of it counts as this
 # share of a second towards SHOWN_S.
 DEEP = 0.25
-# Seconds.  Time constant with which R falls to a slightly lower rate: part of the rate first
-# measured as R was the cache's.
-FADE_S = 60.0
+# Seconds for which a measured R is believed: with this time constant it falls to a slightly lower
+# rate (part of the rate first measured was the cache's), and so often twice the limit tests it.
+TRUST_S = 60.0
 # Seconds.  The cost of a sync is averaged over this time.  The media pay for syncs in sweeps, when
 # the array writes back their scattered blocks every 8 to 9 s, so it must span several sweeps.
 PRICE_S = 30.0
@@ -176,8 +176,7 @@ MINIMA_SHARE, OWN_SHARE = 2, 16
 MOST_OWN = 32
 # Seconds after which a temporary problem is tried again: a device limit that was refused (an
 # earlier self-test not undone yet, a ledger that could not be saved), and stuck pages, whose count
-# includes pages of other devices.  Also seconds of flood after which R is tested again that a
-# larger limit did not raise.
+# includes pages of other devices.
 AGAIN_S = 300.0
 # Bytes: the size of the largest folios and write chunks.  A cgroup whose share of the limit is less
 # is strangled: one with 80 kB wrote 1.9 MB/s instead of 87 (6.1, docs/reference/levers.md).  The

@@ -400,7 +400,7 @@ def test_who_sleeps_for_dirty_pages_is_named(disk: Scratch, probe: BpfProbe) -> 
             child.kill()
             child.wait()
     print(f"\n{disk.devno}: {asleep_s:.3f} s of {spent:.3f} s asleep")
-    assert 0.0 < asleep_s < spent + 0.01  # it is counted in jiffies
+    assert 0.0 < asleep_s < spent + 0.2  # a pause of so much counts as it begins
 
 
 def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> None:

@@ -27,7 +27,6 @@ from writebackd.estimate.limit_shares import is_in_force
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
-    FADE_S,
     FELL,
     FLOOD_RATE,
     HELD_BACK_SHARE,
@@ -38,6 +37,7 @@ from writebackd.tuning import (
     QUEUED_BYTES,
     SHOWN_S,
     SLOW_MULTIPLE,
+    TRUST_S,
     UNLOADED_S,
 )
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
@@ -449,7 +449,7 @@ def test_what_syncs_are_known_to_cost_is_no_slower_disk() -> None:
 def test_to_a_little_less_it_comes_down_in_a_minute() -> None:
     """What a first look took for R was partly the cache's."""
     memory, less = feed(KNOWN, seconds(10, R), SLOW), (FELL + 0.01) * R
-    after = feed(memory, seconds(FADE_S, less), SLOW).drain_rate
+    after = feed(memory, seconds(TRUST_S, less), SLOW).drain_rate
     assert after is not None
     assert (after - less) / (R - less) == pytest.approx(math.exp(-1), abs=0.06)
 

@@ -11,7 +11,7 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    back towards it.  Twice that where commits spend 0.8 of their time in write() for three seconds,
    and not back before it is half of that.  Twice that also where R may be more: while the cache has
    had room for ten seconds, and for five to test R, ten seconds of flood after it was learned or
-   such a test brought an eighth more, 300 after one in vain.
+   such a test brought an eighth more, a minute after one in vain.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from writebackd.tuning import (
-    AGAIN_S,
     CYCLE_S,
     EVERY_S,
     FELL,
@@ -43,6 +42,7 @@ from writebackd.tuning import (
     PAYS,
     SEEK,
     SHOWN_S,
+    TRUST_S,
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
@@ -68,12 +68,12 @@ def follow(
     """A tick of a flood, and the branch that decided."""
     limit, r = law.limit_bytes or float(bounds.floor), e.drain_rate
     if r is not None:
-        testing = law.trusted_s >= AGAIN_S
+        if in_force and e.held_back:
+            law = _stretched(law, e, r, dt_s)
+        testing = law.trusted_s >= TRUST_S
         if testing or (in_force and e.held_back):
             law = _tested(law, d, e.held_back, testing, dt_s)
-            testing = law.trusted_s >= AGAIN_S
-            if not testing and in_force:
-                law = _stretched(law, e, r, dt_s)
+            testing = law.trusted_s >= TRUST_S
         takes = r if d.full_s > 0 else max(r, d.rate)
         usual = _within(takes * bounds.delay_s, bounds)
         doubted = testing or (e.held_back and d.room_s >= CYCLE_S)
@@ -119,14 +119,14 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
 def _tested(law: LawMemory, d: Drain, held_back: bool, testing: bool, dt_s: float) -> LawMemory:
     """When R is tested next, or what came of it: a limit below R's keeps the cache from filling."""
     trusted_s = law.trusted_s + dt_s
-    if trusted_s < AGAIN_S:
+    if trusted_s < TRUST_S:
         return replace(law, trusted_s=trusted_s)
     if not testing:
-        law = replace(law, sought_rate=d.rate, tried=(0.0,) * 4)
+        law = replace(law, sought_rate=d.rate)
     if not held_back:
-        trusted_s = AGAIN_S - CYCLE_S
-    elif trusted_s >= AGAIN_S + EVERY_S + SHOWN_S:
-        trusted_s = AGAIN_S - CYCLE_S if d.rate > PAYS * law.sought_rate else 0.0
+        trusted_s = TRUST_S - CYCLE_S
+    elif trusted_s >= TRUST_S + EVERY_S + SHOWN_S:
+        trusted_s = TRUST_S - CYCLE_S if d.rate > PAYS * law.sought_rate else 0.0
     return replace(law, trusted_s=trusted_s)
 
 

@@ -24,7 +24,6 @@ from writebackd.estimate.limit_shares import is_in_force
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
-    FADE_S,
     FELL,
     FLOOD_RATE,
     FOLLOW_S,
@@ -39,6 +38,7 @@ from writebackd.tuning import (
     QUEUED_BYTES,
     SHOWN_S,
     SLOW_MULTIPLE,
+    TRUST_S,
     UNLOADED_S,
 )
 from writebackd.types.copying import replace
@@ -263,7 +263,7 @@ def _while_full(
     # Nor does what syncs are known to cost.
     left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
     if pace is None:
-        r += (full_rate - r) * min(1.0, dt_s / FADE_S)
+        r += (full_rate - r) * min(1.0, dt_s / TRUST_S)
     else:
         left = min(left, pace)
     slower_s = 0.0

@@ -70,7 +70,7 @@ _UDEV = re.compile(
     r'"(?P<value>(?:\\.|[^"\\])*)"'
 )
 _OF_DISKS = re.compile(r'SUBSYSTEM=="[^"]*(?:bdi|block)')
-_SCRIPT_LETTERS = 1 << 16
+_SCRIPT_BYTES = 1 << 16
 _SHELLS = ("sh", "bash", "dash", ".", "source")
 # When a source sets, and what follows.
 _AT_BOOT = ("is set at boot", "writebackd treats it as the original")
@@ -326,10 +326,8 @@ def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[
 
 def _script(files: KernelFiles, path: str) -> Optional[str]:
     """The beginning of a script; empty for other files, None if it cannot be read."""
-    text = text_of(files, path)
-    if text is None or text.startswith("#!") or path.endswith(".sh"):
-        return text and text[:_SCRIPT_LETTERS]
-    return ""
+    text = text_of(files, path, _SCRIPT_BYTES)
+    return text if text is None or text.startswith("#!") or path.endswith(".sh") else ""
 
 
 def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:

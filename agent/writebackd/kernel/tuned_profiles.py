@@ -29,15 +29,17 @@ def active_profile(files: KernelFiles) -> Optional[str]:
     return None if active is None else " ".join([*active.split(), *(after or "").split()])
 
 
-def text_of(files: KernelFiles, path: str) -> Optional[str]:
-    """The first MB of a regular file, unchanged, so that line numbers are right; else None."""
+def text_of(files: KernelFiles, path: str, most_bytes: int = 1 << 20) -> Optional[str]:
+    """The beginning of a regular file, unchanged, so that line numbers are right; else None."""
     try:
         # A pipe would wait for a writer.
         fd = os.open(files.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode):
                 return None
-            return file.read(1 << 20).decode("utf-8", "surrogateescape")
+            data = file.read(min(about.st_size, most_bytes))
+            return data.decode("utf-8", "surrogateescape")
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
 

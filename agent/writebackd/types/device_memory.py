@@ -55,7 +55,7 @@ class LawMemory:
     # Under this limit: seconds, bytes written, seconds of commits in write(), and in all.
     tried: Tuple[float, ...] = (0.0,) * 4
     stretch: float = 1.0  # times the allowed delay, where the flood gets too little otherwise
-    trusted_s: float = 290.0  # seconds of flood since R was tested; from 300 on it is
+    trusted_s: float = 50.0  # seconds of flood since R was tested; from 60 on it is
 
 
 @dataclass(frozen=True)
