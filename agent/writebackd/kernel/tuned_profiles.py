@@ -7,7 +7,6 @@ import configparser
 import contextlib
 import os
 import re
-import stat
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
@@ -30,15 +29,12 @@ def active_profile(files: KernelFiles) -> Optional[str]:
 
 
 def text_of(files: KernelFiles, path: str, most_bytes: int = 1 << 20) -> Optional[str]:
-    """The beginning of a regular file, unchanged, so that line numbers are right; else None."""
+    """The beginning of a file, unchanged, so that line numbers are right; None: not readable."""
     try:
-        # A pipe would wait for a writer.
+        # A pipe would wait for a writer; its size, and that of a device, is 0.
         fd = os.open(files.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
-                return None
-            data = file.read(min(about.st_size, most_bytes))
+            data = file.read(min(os.fstat(fd).st_size, most_bytes))
             return data.decode("utf-8", "surrogateescape")
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
