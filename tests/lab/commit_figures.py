@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -18,6 +19,8 @@ FROM_S = 3  # from this second of a flood on no second may be slow
 FEWEST_S = 5
 PLAIN = "16000/8000"
 IN_WRITE = 0.25  # of a commit, at most
+BUSY = 4 << 20  # bytes in the cache, so that the media are never idle
+SWEPT = 0.5  # of the media's rate: below it they write scattered blocks
 OFTEN = 0.9  # of the windows or runs
 
 
@@ -29,10 +32,26 @@ class Window:
     commits: Tuple[Tuple[float, float, float], ...]  # begin since the start, write s, fsync s
     flood_bytes: float
     room_bytes: float  # what disk and cache could take in that time
+    # Time since the start, bytes destaged, bytes in the cache.
+    drained: Tuple[Tuple[float, float, float], ...] = ()
+    drain_rate: float = 0.0  # of the media where nothing is scattered
 
     @property
     def rate(self) -> float:
         return len(self.commits) / self.seconds
+
+    def in_sweep(self, begin: float, lasts: float) -> bool:
+        """Whether the media wrote scattered blocks of the cache meanwhile: at half of their rate.
+
+        As long as anything is in the cache they write without a pause.
+        """
+        times = [at for at, _, _ in self.drained]
+        looks = self.drained[max(0, bisect_right(times, begin) - 1):
+                             bisect_left(times, begin + lasts) + 1]
+        if not looks or min(fill for _, _, fill in looks) < BUSY:
+            return False
+        seconds, size = (looks[-1][at] - looks[0][at] for at in (0, 1))
+        return size < SWEPT * self.drain_rate * seconds
 
     def figures(self, idle: float) -> Dict[str, float]:
         """Latencies in ms; without any commit the whole window counts as one."""
@@ -53,6 +72,8 @@ class Window:
             "slow_seconds": float(sum(each > SLOW_S for second, each in p99s.items()
                                       if second >= FROM_S)),
             "over100": float(sum(each > SLOW_S for each in both)),
+            "swept": float(sum(write + sync > SLOW_S and self.in_sweep(begin, write + sync)
+                               for begin, write, sync in self.commits)),
             "write_p99": 1e3 * p99(writes), "write_max": 1e3 * max(writes, default=0.0),
             "sync_p99": 1e3 * p99(sorted(sync for _, _, sync in self.commits)),
         }
@@ -134,9 +155,11 @@ class Runs:
                 f"({', '.join(asked) or 'none has'})")
 
     def _longest(self) -> str:
-        slow = self.each(self.agent, "second", "over100")
-        return (f"{often(slow)} at rest: windows without a commit above 100 ms, "
-                f"longest {max(self.each(self.agent, 'second', 'longest'), default=0):.0f} ms")
+        slow, swept = (self.each(self.agent, "second", key) for key in ("over100", "swept"))
+        other = [all_ - part for all_, part in zip(slow, swept)]
+        longest = max(self.each(self.agent, "second", "longest"), default=0)
+        return (f"{often(other)} at rest: windows without a commit above 100 ms but in sweeps of "
+                f"the disk ({sum(swept):.0f} of {sum(slow):.0f}), longest {longest:.0f} ms")
 
     def _beside_plain(self) -> List[str]:
         """The first flood, beside what a plain sysctl does."""

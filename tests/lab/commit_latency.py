@@ -37,6 +37,7 @@ from .disks import Disk, preset
 from .loads import worker
 from .remains import RigError
 from .rig import Rig
+from .truth import Looker
 
 TABLE = {
     "ssd-array": (Disk(rate="520M", cache="700M", scatter_us=35, link="1G"), "xfs"),
@@ -51,6 +52,7 @@ GAP_S = 8.0
 LEAD_S = 5.0  # of commits before the flood
 FAST = "4G"  # rate of the disk while the files are made
 SETTLE_S = 120.0
+LOOK_S = 0.02  # between two looks at what the disk has drained
 CLEAN = 1 << 20  # bytes in the write cache that count as none
 BLOCKS = {"64K": 64 << 10, "1M": 1 << 20}
 
@@ -98,9 +100,10 @@ class Bench:
         before, begun = host.device_written(self.rig.device), time.monotonic()
         if skip_s:
             fill = self.rig.control.fill()
-        for each in workers:
-            if each.wait():
-                raise RigError("the committing load failed")
+        with Looker(self.rig.control.path, self.rig.disk, LOOK_S) as looker:
+            for each in workers:
+                if each.wait():
+                    raise RigError("the committing load failed")
         seconds = time.monotonic() - begun
         written = host.device_written(self.rig.device) - before
         for loop in loops:
@@ -110,7 +113,12 @@ class Bench:
         commits = sorted(commit for out in outs for commit in read(out, start + skip_s))
         disk = self.rig.disk
         room = disk.rate_bytes * seconds + max(0.0, disk.cache_bytes - fill)
-        return Window(seconds, tuple(commits), written - 4096.0 * len(commits), room)
+        looks = looker.truth.looks
+        since = start + skip_s + time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        drained = tuple((at - since, size, fill) for at, size, fill
+                        in zip(looks["t"], looks["bytes_destaged"], looks["fill"]))
+        return Window(seconds, tuple(commits), written - 4096.0 * len(commits), room, drained,
+                      disk.rate_bytes)
 
     def _commit(self, out: Path, end: float) -> subprocess.Popen[bytes]:
         job = {"path": str(self.data), "end": end, "gap": self.options.gap, "out": str(out)}
@@ -201,7 +209,8 @@ def line(name: str, contender: str, turn: str, x: Dict[str, float]) -> str:
             f" score {x['score']:.3f} write {x['write']:4.0%} p99 {x['p99']:5.1f}"
             f" (w {x['write_p99']:.1f} s {x['sync_p99']:.1f}) worst {x['worst']:6.1f}"
             f" longest {x['longest']:6.0f} wmax {x['write_max']:5.0f} fewest {x['fewest']:5.0f}"
-            f" slow-s {x['slow_seconds']:.0f} >100ms {x['over100']:.0f}")
+            f" slow-s {x['slow_seconds']:.0f} >100ms {x['over100']:.0f}"
+            f" (in sweeps {x['swept']:.0f})")
     if "R" in x:
         text += f" R {x['R']:.2f} limit {x['limit_MB']:.1f} MB"
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a modelled disk really does meanwhile: a look at it ten times a second."""
+"""What a modelled disk really does meanwhile: a look at it ten times a second or more often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_S = 0.1
 # share a large cache would count as full while it takes several times the limit.
 ROOM = 4 << 20
 # Of model_print() in disk/model.h.
-KEYS = ("fill", "capacity", "drain_rate")
+KEYS = ("fill", "capacity", "drain_rate", "bytes_destaged")
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,10 @@ class Truth:
 class Looker:
     """A context manager; after it `truth` has all that was seen inside. RigError at its end."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk, step_s: float = STEP_S) -> None:
         """path: of the disk's control socket."""
         self.truth = Truth(not disk.protected, {name: [] for name in ("t", *KEYS)})
+        self._step_s = step_s
         self._control = Control(path)  # one of its own: the run's is for another thread
         self._ended = threading.Event()
         self._failed: Optional[RigError] = None
@@ -98,7 +99,7 @@ class Looker:
 
     def _run(self) -> None:
         try:
-            while not self._ended.wait(STEP_S):
+            while not self._ended.wait(self._step_s):
                 state = self._control.get()
                 self.truth.looks["t"].append(round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
                 for name in KEYS:
