@@ -8,8 +8,6 @@ them read by a thread (ConflictMonitor) and never waits for it.
 from __future__ import annotations
 
 import re
-import threading
-import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -20,6 +18,7 @@ from writebackd.kernel.boot_settings import (
     in_force,
     is_accepted,
 )
+from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles, text_of
 
@@ -102,36 +101,31 @@ class ConflictMonitor:
 
     def __init__(self, find: Callable[[], Tuple[ConflictingTool, ...]]) -> None:
         self._find = find
-        self._thread: Optional[threading.Thread] = None
-        self._wanted = threading.Event()
-        self._begun_s: Optional[float] = None  # of the look that goes on
+        self._job: Optional[Job] = None
+        self._wanted = False
         self._error: Optional[str] = None
         self.tools: Optional[Tuple[ConflictingTool, ...]] = None
 
     @property
     def error(self) -> Optional[str]:
         """Why `tools` is out of date."""
-        begun_s = self._begun_s
-        if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
-            return f"{_FAILED}: not done within {_LOOK_S:g} s; a disk may hang"
+        if self._job is not None and self._job.busy and self._job.decided:
+            return f"{_FAILED}: {self._job.failure()}; a disk may hang"
         return self._error
 
     def look(self) -> None:
         """Start a look; returns at once, also while an earlier one hangs."""
-        self._wanted.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rivals", daemon=True)
-            self._thread.start()
+        self._wanted = True
+        if self._job is None or not self._job.busy:
+            self._job = Job(self._look, _LOOK_S, "rivals")
 
-    def _run(self) -> None:
-        while self._wanted.wait():
-            self._wanted.clear()
-            self._begun_s = time.monotonic()
+    def _look(self, _: Run) -> None:
+        while self._wanted:
+            self._wanted = False
             try:
                 self.tools, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
                 self._error = f"{_FAILED}: {error}"
-            self._begun_s = None
 
 
 def _processes(files: KernelFiles) -> Dict[str, List[int]]:
