@@ -227,14 +227,7 @@ class SelfTests:
         return problem
 
     def tidy(self) -> None:
-        """Drop results of BDIs that are gone, and expired failures."""
-        now = time.monotonic()
-        self._failed = {
-            target: (known, until, reported)
-            for target, (known, until, reported) in self._failed.items()
-            if self._files.inode(bdi.directory(target)) == known
-            and (known is not None or now < until)
-        }
+        """Drop results of BDIs that are gone; failures end with the wish for the BDI."""
         self._passed = {
             target: known
             for target, known in self._passed.items()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from ipaddress import ip_address
 from typing import Callable, Dict, Optional, Pattern, Tuple
 from urllib.parse import urlsplit
@@ -228,24 +229,6 @@ def parse_device(text: str) -> str:
     return glob
 
 
-def parse_devices(text: str) -> Tuple[str, ...]:
-    """Device globs separated by blanks."""
-    return parse_list(text, parse_device)
-
-
-def parse_units(text: str) -> Tuple[str, ...]:
-    """Globs of unit or cgroup names separated by blanks.
-
-    A cgroup is named as systemd names it, ``postgresql.service``, without a path.
-    """
-    return parse_list(text, _unit)
-
-
-def parse_addresses(text: str) -> Tuple[str, ...]:
-    """Mail addresses or local users separated by blanks."""
-    return parse_list(text, _address, "addresses")
-
-
 def parse_url(text: str) -> str:
     """An http or https URL without a password in it."""
     how = "write it like http://127.0.0.1:9093"
@@ -267,9 +250,11 @@ def parse_url(text: str) -> str:
     return text
 
 
-def parse_urls(text: str) -> Tuple[str, ...]:
-    """URLs separated by blanks."""
-    return parse_list(text, parse_url, "URLs", _MOST_URLS)
+# Lists of them; a cgroup is named as systemd names it, ``postgresql.service``, without a path.
+parse_devices = partial(parse_list, parse_word=parse_device)
+parse_units = partial(parse_list, parse_word=_unit)
+parse_addresses = partial(parse_list, parse_word=_address, what="addresses")
+parse_urls = partial(parse_list, parse_word=parse_url, what="URLs", most=_MOST_URLS)
 
 
 def parse_path(text: str) -> str:
