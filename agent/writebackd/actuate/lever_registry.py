@@ -48,7 +48,6 @@ class LeverRegistry:
         )  # fmt: skip
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
-        """Use the entries of a ledger unchanged."""
         self.entries = {entry.lever: entry for entry in entries}
         self._saved = self.all()
 
@@ -115,7 +114,6 @@ class LeverRegistry:
             return None
 
     def is_foreign(self, lever: Lever, current: Optional[str]) -> bool:
-        """Whether `current` was set by another process."""
         entry = self.entries[lever]
         left_over = lever in self.orphans and current == entry.original
         return current is not None and current not in entry.written and not left_over

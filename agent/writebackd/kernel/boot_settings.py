@@ -85,8 +85,6 @@ _EFFECTS = {
 
 
 class BootSetting(NamedTuple):
-    """One line that sets a lever."""
-
     source: str  # such as sysctl.d
     place: str  # file:line
     setting: Optional[str]  # such as vm.dirty_ratio or bdi/max_bytes; None: not known

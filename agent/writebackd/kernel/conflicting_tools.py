@@ -129,7 +129,6 @@ class ConflictMonitor:
 
 
 def _processes(files: KernelFiles) -> Dict[str, List[int]]:
-    """Pids of agents and of tuned by name."""
     wanted = {name[:_COMM]: name for name in (*_AGENTS, "tuned")}
     pids: Dict[str, List[int]] = {}
     for entry in filter(str.isdigit, files.listdir("/proc")):

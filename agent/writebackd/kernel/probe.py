@@ -288,7 +288,6 @@ class BpfProbe:
         return fstype in self.choice.sync
 
     def run_stats(self, program: str) -> Tuple[int, int, int]:
-        """See libbpf.Object.run_stats."""
         return self._object.run_stats(program)
 
     def _sample_cost(self) -> None:

@@ -26,8 +26,6 @@ _DOCUMENT = re.compile(r"<<-?\s*[\"']?(\w+)")
 
 
 class Command(NamedTuple):
-    """A simple command."""
-
     number: int  # of its line
     words: Tuple[str, ...]  # without what only starts another one, such as sudo
     targets: Tuple[str, ...]  # the files that its output goes to, also through tee

@@ -27,8 +27,6 @@ NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one rule."""
-
     rule: Annotated[str, Literal[
         "drivers", "cache", "rotational", "services", "virtualisation", "memory"
     ]]  # key of [match]

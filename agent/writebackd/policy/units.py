@@ -160,7 +160,6 @@ def parse_switch(text: str) -> bool:
 
 
 def format_switch(value: bool) -> str:
-    """True as ``on``."""
     return "on" if value else "off"
 
 

@@ -154,7 +154,6 @@ def _mode(volume: table.Facts) -> Optional[CacheMode]:
 
 
 def _works(output: str) -> Works:
-    """Background work in progress."""
     works: Works = {}
     kind, on, running = None, None, False
     for line in out.lines_of(output):

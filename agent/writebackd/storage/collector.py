@@ -78,7 +78,6 @@ def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
 
 
 def parser() -> Parser:
-    """The command line parser."""
     made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, storcli2, perccli, perccli2, MegaCli, ssacli,"

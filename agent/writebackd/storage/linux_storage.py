@@ -115,7 +115,6 @@ def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
 
 
 def _thresholds(pairs: Iterable[Tuple[str, Optional[str]]]) -> Tuple[Threshold, ...]:
-    """The thresholds that are numbers."""
     known = ((name, whole(text)) for name, text in pairs)
     return tuple(Threshold(name, value) for name, value in known if value is not None)
 

@@ -145,7 +145,6 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
-    """The caches of the device mapper."""
     return (
         Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
         Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
@@ -153,7 +152,6 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def search_path() -> Tuple[str, ...]:
-    """Directories in which to look for tools."""
     own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 

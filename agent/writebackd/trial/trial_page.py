@@ -26,8 +26,6 @@ ENOUGH_FSYNCS = 100
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """A finished trial."""
-
     host: str
     version: str
     policy: str
@@ -142,7 +140,6 @@ def _number(ratio: float) -> str:
 
 
 def said(each: Difference) -> str:
-    """A difference as a figure with its interval."""
     if each.ratio is None:
         return "no pair"
     if each.scattered:
