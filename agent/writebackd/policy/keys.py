@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from . import rules, units, window
-from .rules import MemoryRule, Rule
+from .rules import Rule
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Match:
         "`[...]`. Those of user sessions, containers and cron do not count."))
     virtualisation: Optional[Rule] = field(metadata=_key(VIRTUALISATION, "", doc=
         "`metal`: no virtual machine; `guest`: one; `host`: Xen's dom0."))
-    memory: Optional[MemoryRule] = field(metadata=_key(MEMORY, "", doc=
+    memory: Optional[Rule] = field(metadata=_key(MEMORY, "", doc=
         "Memory size: `64G..`, `..8G`, `8G..64G`."))
 
 

@@ -195,8 +195,6 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
         raise Hung(str(error)) from None
     except OSError as error:
         raise ToolError(f"cannot be run: {error.strerror}") from None
-    if len(output) > MOST_BYTES:
-        raise ToolError(f"more than {MOST_BYTES >> 20} MB")
     if not output.strip() and code:
         raise ToolError(f"printed nothing, exit code {code}")
     return text_of(output)
