@@ -120,14 +120,11 @@ def format_time(seconds: float) -> str:
         return "0s"
     # repr() is the shortest decimal that reads back to the same double.
     exact = Decimal(repr(seconds))
-    candidates = []
-    for unit in _TIME:
-        number = Fraction(exact) / _TIME[unit]
-        if unit in ("h", "min"):
-            if number.denominator == 1:
-                candidates.append(f"{number.numerator}{unit}")
-        else:
-            candidates.append(_plain(exact.scaleb({"s": 0, "ms": 3, "us": 6}[unit])) + unit)
+    whole = [(unit, size) for unit, size in (("h", 3600), ("min", 60)) if exact % size == 0]
+    candidates = [f"{int(exact) // size}{unit}" for unit, size in whole]
+    candidates += [
+        _plain(exact.scaleb(shift)) + unit for unit, shift in (("s", 0), ("ms", 3), ("us", 6))
+    ]
     return min(candidates, key=lambda text: (text.startswith("0."), len(text)))
 
 
