@@ -225,9 +225,6 @@ MUTANTS: Dict[str, List[Mutant]] = {
     "test_a_trace_is_told_without_a_look_at_the_sources": [
         Mutant("cli/daemon_main.py", "        self.setFormatter(_Frames())", "        pass"),
     ],
-    "test_a_command_line_that_hangs_hides_nobody_else": [
-        Mutant("kernel/conflicting_tools.py", "self._stuck[left.pop(0)] = thread", "left.pop(0)"),
-    ],
     "test_dead_routes_delay_neither_the_loop_nor_the_others": [
         Mutant("notify/route.py", "        if events:\n            self._wake.set()\n",
                "        for event in events:\n            self._send(event)\n"),

@@ -612,7 +612,7 @@ def test_what_the_verifier_said_is_in_the_error(backend: str) -> None:
 
 def unended(probe: BpfProbe, disk: Scratch) -> int:
     """How many syncs of this disk the probe has seen begin and not end."""
-    starts = probe.inflight_syncs().batch_reader(512).read()
+    starts = probe._object.map("syncs_inflight").batch_reader(512).read()
     devices = [bpf_layout.devno(bpf_layout.SYNC_START.unpack(start)[2]) for _, start in starts]
     return devices.count(disk.devno)
 

@@ -23,7 +23,6 @@ from test_map_readers import FakeMap
 from writebackd.host_monitor import Reprobe
 from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module
-from writebackd.kernel.bpf_layout import LossCounters
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hooks import THROTTLED, Choice
@@ -222,8 +221,8 @@ class Maps:
         probe._syncs = SyncReader(tables["syncs"], tables["inflight"])
         probe.choice = Choice(others=[THROTTLED[0]])
         probe._committers, probe._waits = CommitterReader(tables["committers"]), CommitWaits()
-        probe._losses = LossCounters(mmap.mmap(-1, bpf_layout.STATE.size))
-        probe._lost = probe._losses.read()
+        probe._losses = mmap.mmap(-1, bpf_layout.STATE.size)
+        probe._lost = bpf_layout.read_losses(probe._losses)
         probe._cgroups = CgroupSyncReader(tables["cgroups"])
         probe._tasks = TaskReader(tables["tasks"])
         probe._sysctl_writes = SysctlWriteReader(tables["writes"])

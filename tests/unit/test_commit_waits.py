@@ -16,7 +16,7 @@ from fake_host import FakeHost, FakeProbe
 from test_map_readers import DISK, FakeMap, sync_returns
 from writebackd import formats
 from writebackd.kernel import bpf_layout, cgroup_index
-from writebackd.kernel.bpf_layout import LossCounters, Losses
+from writebackd.kernel.bpf_layout import Losses
 from writebackd.kernel.cgroup_index import CgroupIndex
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits, Sleep
 from writebackd.kernel.files import KernelFiles
@@ -116,8 +116,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
     probe._syncs = SyncReader(tables["done"], tables["held"])
     probe._tasks = TaskReader(tables["tasks"])
     probe._committers, probe._waits = CommitterReader(tables["committers"]), CommitWaits()
-    probe._losses = LossCounters(mmap.mmap(-1, bpf_layout.STATE.size))
-    probe._lost = probe._losses.read()
+    probe._losses = mmap.mmap(-1, bpf_layout.STATE.size)
+    probe._lost = bpf_layout.read_losses(probe._losses)
     probe.tables = tables
     return probe
 
@@ -141,10 +141,10 @@ def test_threads_and_processes_that_wait_are_the_disks(opened: Any) -> None:
 
 
 def test_losses_of_a_tick_are_in_its_reading(opened: Any) -> None:
-    bpf_layout.STATE.pack_into(opened._losses._memory, 0, 0, 5, 0, 2, 0)
+    bpf_layout.STATE.pack_into(opened._losses, 0, 0, 5, 0, 2, 0)
     first, second = opened.read(), opened.read()
     assert (first.syncs_lost, second.syncs_lost) == (5, 0)
-    assert opened._losses.read() == Losses(0, 5, 0, 2, 0)
+    assert bpf_layout.read_losses(opened._losses) == Losses(0, 5, 0, 2, 0)
 
 
 def test_while_syncs_are_lost_a_disk_that_shows_none_is_blind(tmp_path: Any) -> None:

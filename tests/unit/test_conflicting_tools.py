@@ -15,7 +15,6 @@ import pytest
 from test_doctor import host
 from writebackd.kernel import conflicting_tools
 from writebackd.kernel.conflicting_tools import (
-    CommandLines,
     ConflictingTool,
     ConflictMonitor,
     find_conflicting_tools,
@@ -226,14 +225,6 @@ def test_of_bytes_and_ratio_the_form_that_is_in_force_counts(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_systemd_keeps_the_place_of_an_equal_line(tmp_path: Path) -> None:
-    lines = "vm.dirty_ratio=40\nvm.dirty_bytes=20000\nvm.dirty_ratio=40\n"
-    files = {"/etc/sysctl.d/a.conf": lines}
-    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=40"]
-    files = {**files, "/run/systemd/system/x": ""}
-    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_bytes=20000"]
-
-
 def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path) -> None:
     files = {"/etc/sysctl.conf": "vm.dirty_ratio=40\n", "/run/systemd/system/x": ""}
     texts = [each.text for each in find_conflicting_tools(host(tmp_path, files))]
@@ -291,19 +282,17 @@ SET = "sysctl -w vm.dirty_ratio=5"
 
 
 @pytest.mark.parametrize("script, line", [
-    (f"  exit 0\n{SET}", None), (f"true; exit 0\n{SET}", None), (f"exec /x\n{SET}", None),
-    (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
+    (f"exit 0\n{SET}", None), (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
     (f"if [ -e /x ]\nthen\n exit 1\nfi\n{SET}", 5),
     (f"cat >/etc/motd <<'X'\n{SET}\nX\ntrue", None), (f'echo "run {SET}"', None),
     (f"if grep -q '{SET}' /x; then true; fi", None),
     ("logger 'echo 5 > /proc/sys/vm/dirty_ratio'", None),
-    (f"stop() {{\n {SET}\n}}\n", None), (f"stop() {{ true; }}\nstart() {{\n {SET}\n}}", 3),
-    (f'case "$1" in\nstart) {SET} ;;\nstop) sysctl -w vm.dirty_ratio=9 ;;\nesac', 2),
+    (f'case "$1" in\nstart) {SET} ;;\nesac', 2),
     ("sysctl -p > /etc/log", None), ("sysctl -p; echo 5 >/proc/sys/vm/dirty_ratio", 1),
     ("systemctl restart foo-sysctl -f; ssh db2 sysctl -p", None), (f"{SET} --dry-run", None),
     ("rm -f /opt/t.sh; test -e /opt/t.sh || chmod 1 /opt/t.sh", None),
     (f"nice -n 5 sudo {SET}", 1), (f"[ -e /x ] && {SET} >/dev/null 2>&1", 1),
-    (f"echo 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
+    (f"grep x <<<y; echo $((1<<3)) 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
 ])  # fmt: skip
 def test_of_a_script_only_what_it_runs_counts(
     tmp_path: Path, script: str, line: Optional[int]
@@ -423,7 +412,7 @@ def test_other_files_that_set_levers(
 def test_other_agents_by_their_processes(tmp_path: Path) -> None:
     files = {
         "/proc/7/comm": "writebackd\n", "/proc/8/comm": "writebackd\n", "/proc/9/comm": "bpftune\n",
-        "/proc/10/comm": "python3\n", "/proc/10/cmdline": "python3\0-Es\0/usr/sbin/atuned\0-x",
+        "/proc/10/comm": "python3\n", "/proc/10/cgroup": "0::/system.slice/atuned.service\n",
         "/proc/11/comm": "bash\n", "/proc/stat": "", "/proc/12/cmdline": "",
     }  # fmt: skip
     assert found(tmp_path, files, own_pid=7) == [
@@ -465,58 +454,6 @@ def test_nobody_waits_for_a_disk_that_hangs() -> None:
     assert looks[0] is looks[1]
 
 
-def test_a_command_line_that_hangs_hides_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conflicting_tools, "_LINES_S", 0.2)
-    files = host(tmp_path, {
-        "/proc/800/comm": "python3\n", "/proc/900/comm": "python3\n",
-        "/proc/900/cmdline": "/usr/bin/python3\0-Es\0/usr/sbin/ktuner\0",
-        "/proc/950/comm": "saptune\n",
-    })  # fmt: skip
-    os.mkfifo(tmp_path / "proc/800/cmdline")  # as one whose memory is locked: nobody writes
-    lines = CommandLines()
-    before = threading.active_count()
-    for _ in range(3):
-        seen = find_conflicting_tools(files, lines=lines)
-        assert [(each.name, each.where) for each in seen] == [
-            ("ktuner", "pid 900"), ("saptune", "pid 950"), ("python", "pid 800")
-        ]  # fmt: skip
-        assert "cannot be read within 0.2 s" in seen[-1].text
-        assert threading.active_count() == before + 1
-    with open(tmp_path / "proc/800/cmdline", "w") as fifo:
-        fifo.write("python3\0/usr/bin/bpftune\0")
-    until(lambda: threading.active_count() == before)
-    os.unlink(tmp_path / "proc/800/cmdline")
-    (tmp_path / "proc/800/cmdline").write_text("python3\0/usr/bin/bpftune\0")
-    assert {each.name for each in find_conflicting_tools(files, lines=lines)} == {
-        "ktuner", "saptune", "bpftune"
-    }  # fmt: skip
-
-
-def test_command_lines_that_hang_take_few_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conflicting_tools, "_LINES_S", 0.05)
-    files = host(tmp_path, {f"/proc/{pid}/comm": "python3\n" for pid in range(100, 120)})
-    pipes = [tmp_path / f"proc/{pid}/cmdline" for pid in range(100, 120)]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    lines, before = CommandLines(), threading.active_count()
-    for _ in range(3):
-        hung, others = find_conflicting_tools(files, lines=lines)
-        assert hung.where == "pid 100 and 3 more" and "cannot be read within" in hung.text
-        assert others.where == "pid 104 and 15 more"
-        assert "is not read: 4 reads already hang" in others.text
-    assert threading.active_count() <= before + 4
-    over = [os.open(pipe, os.O_RDWR) for pipe in pipes]
-    for pipe in pipes:
-        pipe.unlink()  # or the threads go on to the next one
-    for fd in over:
-        os.close(fd)
-    until(lambda: threading.active_count() == before)
-
-
 def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = threading.Event()
 
@@ -524,13 +461,11 @@ def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         disk.wait(5)
         return ()
 
+    monkeypatch.setattr(conflicting_tools, "_LOOK_S", 0.1)
     watch = ConflictMonitor(find)
     watch.look()
-    until(lambda: watch._begun_s is not None)
-    errors = [watch.error]
-    monkeypatch.setattr(conflicting_tools, "_LOOK_S", 0.0)
-    errors.append(watch.error)
-    assert errors[0] is None and "not done within 0 s" in (errors[1] or "")
+    assert watch.error is None
+    until(lambda: "not done within 0.1 s" in (watch.error or ""))
     disk.set()
     until(lambda: watch.tools == () and watch.error is None)
 

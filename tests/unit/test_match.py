@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fake_sysfs import RAID
 from match_host import GIB, MADE_FOR, NOWHERE, SHIPPED, Build, Host, site
 from writebackd.kernel.host_facts import read_facts
-from writebackd.policy import PolicyError, list_policies, load_policy, rules
+from writebackd.policy import PolicyError, list_policies, load_policy, rules, units
 from writebackd.policy.match import choose, judge, rank
 from writebackd.policy.rules import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.types.storage import Device
@@ -277,7 +277,7 @@ POINTS = st.integers(1, rules.MOST_POINTS)
 NAMES = st.lists(
     st.from_regex(r"[a-z][a-z0-9_*-]{0,20}", fullmatch=True), min_size=1, max_size=5, unique=True
 ).map(tuple)
-SIZES = st.one_of(st.none(), st.integers(0, 1 << 50))
+SIZES = st.one_of(st.just(""), st.integers(0, 1 << 50).map(units.format_size))
 
 
 def few(words: Tuple[str, ...]) -> "st.SearchStrategy[Tuple[str, ...]]":
@@ -288,15 +288,15 @@ def few(words: Tuple[str, ...]) -> "st.SearchStrategy[Tuple[str, ...]]":
 @given(st.data())
 def test_a_rule_reads_back_as_it_is_written(data: st.DataObject) -> None:
     points = data.draw(POINTS)
-    low, high = data.draw(SIZES), data.draw(st.integers(1 << 50, 1 << 60))
+    low, high = data.draw(SIZES), units.format_size(data.draw(st.integers(1 << 50, 1 << 60)))
     for parse, rule in (
         (rules.parse_drivers, rules.Rule(points, data.draw(NAMES))),
         (rules.parse_services, rules.Rule(points, data.draw(NAMES))),
         (rules.parse_cache, rules.Rule(points, data.draw(few(CACHES)))),
         (rules.parse_virtualisation, rules.Rule(points, data.draw(few(VIRTUALISATIONS)))),
         (rules.parse_rotational, rules.Rule(points, (data.draw(st.sampled_from(["yes", "no"])),))),
-        (rules.parse_memory, rules.MemoryRule(points, low, high)),
-        (rules.parse_memory, rules.MemoryRule(points, high, None)),
+        (rules.parse_memory, rules.Rule(points, (f"{low}..{high}",))),
+        (rules.parse_memory, rules.Rule(points, (f"{high}..",))),
     ):
         assert parse(rules.format_rule(rule)) == rule
         assert parse("") is None and rules.format_rule(None) == ""

@@ -16,7 +16,7 @@ from policy_cases import load_text, system, write
 from writebackd.policy import PolicyError, load_policy, render
 from writebackd.policy.keys import KEYS
 from writebackd.policy.load import packaged_dir
-from writebackd.policy.rules import MemoryRule, Rule
+from writebackd.policy.rules import Rule
 from writebackd.policy.schema import Policy
 from writebackd.tuning import SPEND
 from writebackd.types.storage import Device
@@ -280,7 +280,7 @@ ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
     "exclude": st.sampled_from([(), ("dm-*", "zram?")]),
     "talkers": st.booleans(),
     "services": st.sampled_from([None, Rule(7, ("etcd.service", "mysql*"))]),
-    "memory": st.sampled_from([None, MemoryRule(1000, 1 << 30, None), MemoryRule(1, 5, 5)]),
+    "memory": st.sampled_from([None, Rule(1000, ("1G..",)), Rule(1, ("5B..5B",))]),
 }
 
 

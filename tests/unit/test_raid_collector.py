@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import raid_cases as cases
 from fake_sysfs import FakeSysfs
 from raid_host import EXAMPLE, ME, answering, bin_dir, program, soon, tree
-from writebackd.storage import raid_tools, report_file, ssacli
-from writebackd.storage.collector import collect, main
-from writebackd.storage.report_file import CollectorReport, Tool
+from writebackd.storage import collector, raid_tools, report_file, ssacli
+from writebackd.storage.collector import collect
+from writebackd.storage.report_file import Tool
 from writebackd.storage.tool_output import ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
@@ -267,38 +267,16 @@ sys.exit(main(sys.argv[2:], Path(sys.argv[1])))
 """
 
 
-def test_what_was_said_is_kept_while_others_are_asked(
-    tmp_path: Path, bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_waits_for_a_disk_in_the_kernel_is_left_out(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run may be ended in any of them; what the last run knew of the others is still known."""
-    output = tmp_path / "raid.json"
-    program(bin_dir, "ssacli", answering(detail=cases.ssacli(battery="Failed")))
-    program(
-        bin_dir, "arcconf",
-        f"import shutil\nshutil.copy({str(output)!r}, {str(bin_dir / 'seen')!r})\n"
-        f"print({cases.arcconf()!r})",
-    )  # fmt: skip
-    monkeypatch.setattr("writebackd.storage.raid_tools._HOMES", ())
-    run = ["--output", str(output)]
-
-    def seen() -> CollectorReport:
-        return report_file.read(bin_dir / "seen", ME)
-
-    assert main(run, tmp_path) == 0
-    assert [tool.name for tool in seen().tools] == ["ssacli"]
-    first = report_file.read(output, ME)
-    assert [tool.name for tool in first.tools][:2] == ["ssacli", "arcconf"]
-    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
-    assert main(run, tmp_path) == 0
-    assert [tool.name for tool in seen().tools][:2] == ["ssacli", "arcconf"]
-    assert seen().tools[0].controllers[0].protection is Protection.OK
-    assert seen().tools[1] == first.tools[1]
-    # No younger than what is in it; what was carried on and on would never be stale.
-    assert seen().boottime_s == first.boottime_s
-    assert report_file.read(output, ME).boottime_s > first.boottime_s
-    report_file.write(replace(first, boot_id="another"), output)
-    assert main(run, tmp_path) == 0
-    assert [tool.name for tool in seen().tools] == ["ssacli"]
+    disk = threading.Event()
+    monkeypatch.setattr(collector, "LIMIT_S", 0.05)
+    monkeypatch.setattr(
+        "writebackd.storage.linux_storage.read_bcache", lambda files: ()[disk.wait(5) :]
+    )
+    assert collector.with_kernel(EXAMPLE, tree.files) == EXAMPLE
+    disk.set()
 
 
 def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:

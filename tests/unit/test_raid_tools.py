@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import raid_cases as cases
 from fake_sysfs import FakeSysfs
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tool_output
+from writebackd.storage.raid_tools import Kind, question
 from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
@@ -499,18 +501,12 @@ def test_bytes_that_are_no_text() -> None:
         tool_output.text_of(b" " * (tool_output.MOST_BYTES + 1))
 
 
-@pytest.mark.parametrize(
-    "parse, line",
-    [
-        (ssacli.parse, "Smart Array M in Slot 1\n"), (megacli.parse, None),
-        (arcconf.parse, "Logical Device number 1\n"),
-        (ssacli.parse, "Smart Array M in Slot 1\n   Logical Drive: 1\n"),
-    ],
-)  # fmt: skip
-def test_more_of_a_thing_than_any_machine_has(parse: Parse, line: Optional[str]) -> None:
-    many = line * 5000 if line else "".join(f"BBU status for Adapter: {n}\n" for n in range(500))
-    with pytest.raises(ToolError, match="more than"):
-        parse([many])
+@pytest.mark.parametrize("controllers", [
+    (Controller(),) * 65, (Controller(volumes=(Volume(),) * 1025),),
+])  # fmt: skip
+def test_more_of_a_thing_than_any_machine_has(controllers: Tuple[Controller, ...]) -> None:
+    tool, _ = question(Kind("x", (), lambda ask: controllers), Path("/x"), "/")
+    assert "more controllers or volumes" in (tool.error or "")
 
 
 @pytest.mark.parametrize(

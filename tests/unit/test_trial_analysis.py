@@ -19,9 +19,9 @@ from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, order, settle_s
 from writebackd.trial.trial_page import (
     TrialSummary,
     block_line,
+    difference_lines,
     remarks,
     render,
-    text_plot,
     verdict,
 )
 from writebackd.trial.trial_run import TrialTick
@@ -269,7 +269,8 @@ def test_of_a_wide_interval_on_one_side_of_1_its_near_end_is_shown() -> None:
         f"The agent made commit p99 at least {low:.1f} times shorter over 4 pairs; throughput was"
         f" at least {result.of(WRITE_RATE).low:.1f} times that without it."
     )
-    assert any(f"  at least {low:.1f} times" in each for each in text_plot(result.differences, 100))
+    lines = difference_lines(result.differences)
+    assert any(f"  at least {low:.1f} times" in each for each in lines)
     result, text = told(False)
     high, rate = result.of(P99).high, result.of(WRITE_RATE).high
     assert high is not None and result.of(P99).worse
@@ -298,7 +299,7 @@ def test_pairs_that_scatter_widely_around_no_difference_are_no_conclusion() -> N
         " difference. Measured commit p99: "
     )
     assert "interval" not in text and "throughput" not in text and f"{max(ratios):.0f}" not in text
-    (line,) = [each for each in text_plot(result.differences, 100) if "commit p99" in each]
+    (line,) = [each for each in difference_lines(result.differences) if "commit p99" in each]
     assert line.endswith("  inconclusive")
 
 
@@ -340,10 +341,7 @@ def test_an_order_that_makes_no_sense_is_refused(duration_s: float, block_s: flo
 def test_the_plots_show_every_pair_and_fit() -> None:
     made_ = made(EIGHT, lambda block, original: 0.4 * (1 + block % 4) if original else 0.01)
     result = analyse(EIGHT, made_)
-    for width in (60, 80, 120):
-        lines = text_plot(result.differences, width)
-        assert max(map(len, lines)) <= width
-        assert all("|" in line or "o" in line for line in lines[:4])
+    assert max(map(len, difference_lines(result.differences))) <= 60
     page = render(report(result), made_, 1.7e9)
     assert page.count('class="pair"') == 4 * 8
     assert page.count('class="mark original"') == page.count('class="mark agent"') == 8
@@ -359,4 +357,4 @@ def test_a_trial_that_saw_nothing_has_a_page_and_a_verdict_too() -> None:
         "Ended before its time: no daemon. What was measured until then counts."
     )
     assert "No tick was seen" in render(empty, [], 1.7e9)
-    assert len(text_plot(empty.result.differences, 80)) == 6
+    assert len(difference_lines(empty.result.differences)) == 6

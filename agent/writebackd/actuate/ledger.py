@@ -206,7 +206,6 @@ def boot_id(files: KernelFiles) -> str:
 
 
 def is_other_boot(files: KernelFiles, boot: str) -> bool:
-    """Whether both boot ids are known and differ."""
     now = boot_id(files)
     return bool(now and boot) and now != boot
 

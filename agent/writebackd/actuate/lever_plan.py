@@ -66,7 +66,6 @@ class ChildJobs:
         return sum(not write.running for write in self._writes.values()) >= MOST_AT_ONCE
 
     def mark_slept(self) -> None:
-        """Mark all running writes after a lost lease."""
         for write in self._writes.values():
             write.slept = True
 

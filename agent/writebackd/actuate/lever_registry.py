@@ -48,7 +48,6 @@ class LeverRegistry:
         )  # fmt: skip
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
-        """Use the entries of a ledger unchanged."""
         self.entries = {entry.lever: entry for entry in entries}
         self._saved = self.all()
 
@@ -115,7 +114,6 @@ class LeverRegistry:
             return None
 
     def is_foreign(self, lever: Lever, current: Optional[str]) -> bool:
-        """Whether `current` was set by another process."""
         entry = self.entries[lever]
         left_over = lever in self.orphans and current == entry.original
         return current is not None and current not in entry.written and not left_over
@@ -227,14 +225,7 @@ class SelfTests:
         return problem
 
     def tidy(self) -> None:
-        """Drop results of BDIs that are gone, and expired failures."""
-        now = time.monotonic()
-        self._failed = {
-            target: (known, until, reported)
-            for target, (known, until, reported) in self._failed.items()
-            if self._files.inode(bdi.directory(target)) == known
-            and (known is not None or now < until)
-        }
+        """Drop results of BDIs that are gone; failures end with the wish for the BDI."""
         self._passed = {
             target: known
             for target, known in self._passed.items()

@@ -60,7 +60,6 @@ class Levers:
         return self._book.all()
 
     def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
-        """As `LeverRegistry.held`."""
         return self._book.held(threshold_bytes)
 
     def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
@@ -80,7 +79,6 @@ class Levers:
         self._book.resume(entries)
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """As `LeverRegistry.adopt`."""
         # Failures and delays while this process was stopped are no fault of kernel or systemd.
         self._refusals.clear()
         self.jobs.mark_slept()

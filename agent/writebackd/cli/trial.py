@@ -26,9 +26,9 @@ from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
 from writebackd.trial.trial_page import (
     TrialSummary,
     block_line,
+    difference_lines,
     remarks,
     render,
-    text_plot,
     verdict,
 )
 from writebackd.trial.trial_run import End, TrialTick
@@ -178,7 +178,7 @@ class _TrialRun:
             for line in (verdict(report), *remarks(report)):
                 self._show("\n".join(textwrap.wrap(formats.printable(line), columns)))
             self._show("")
-            self._show("\n".join(text_plot(report.result.differences, columns)))
+            self._show("\n".join(difference_lines(report.result.differences)))
             if output is not None:
                 self._show(f"\n{output}: the same with plots")
         if self._unseen is not None:

@@ -148,11 +148,6 @@ class Losses(NamedTuple):
     sleeps: int  # before syncs of processes whose table was full
 
 
-class LossCounters:
-    """The probe's .bss section."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-
-    def read(self) -> Losses:
-        return Losses(*STATE.unpack_from(self._memory))
+def read_losses(memory: mmap.mmap) -> Losses:
+    """From the probe's .bss section."""
+    return Losses(*STATE.unpack_from(memory))

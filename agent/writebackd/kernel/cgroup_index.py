@@ -143,13 +143,11 @@ class CgroupIndex:
         for path in seen:
             last = self._watched.get(path)
             self._watched[path] = _Watched(now_s, last.written if last else {})
-        self._watched = {
-            path: watched
-            for path, watched in self._watched.items()
-            if now_s - watched.last_s <= WATCHED_S and self.id(path) is not None
-        }
         busiest = sorted(
-            self._watched,
+            (
+                path for path, watched in self._watched.items()
+                if now_s - watched.last_s <= WATCHED_S and self.id(path) is not None
+            ),
             key=lambda x: (x not in paced, -total.get(x, 0.0), -self._watched[x].last_s),
         )
         self._watched = {path: self._watched[path] for path in busiest[:MOST_PATHS]}
@@ -168,11 +166,9 @@ class CgroupIndex:
         for path, seconds in slept.items():
             if seconds > 0:
                 self._slept[path] = now_s
-        self._slept = {
-            path: last for path, last in self._slept.items() if now_s - last <= WATCHED_S
-        }
         latest = sorted(
-            self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
+            (path for path, last in self._slept.items() if now_s - last <= WATCHED_S),
+            key=lambda path: (-self._slept[path], -slept.get(path, 0.0)),
         )
         self._slept = {path: self._slept[path] for path in latest[:MOST_PATHS]}
         memories = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}

@@ -7,10 +7,7 @@ them read by a thread (ConflictMonitor) and never waits for it.
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,6 +18,7 @@ from writebackd.kernel.boot_settings import (
     in_force,
     is_accepted,
 )
+from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.tuned_profiles import DIRTY, active_profile, read_profiles, text_of
 
@@ -79,53 +77,12 @@ _CONTAINER = re.compile(r"kubepods|docker|libpod|crio|containerd|lxc|[0-9a-f]{64
 _LOOK_S = 30.0
 _FAILED = "cannot look for conflicting tools"
 _COMM = 15  # of a process' name, what the kernel keeps
-# To read command lines; and of reads that hang, each with a thread, the most at once.
-_LINES_S, _MOST_STUCK = 2.0, 4
+_SERVICE = re.compile(r"/([^/\n]+)\.service$", re.MULTILINE)
 
 
-class CommandLines:
-    """Command lines of processes, read in threads with a time limit each.
-
-    Reading /proc/PID/cmdline waits for the process' mmap_lock, which a page fault on a hung disk
-    may hold for ever.
-    """
-
-    def __init__(self) -> None:
-        self._stuck: Dict[int, threading.Thread] = {}  # by the pid that it waits for
-
-    def hangs(self, pid: int) -> bool:
-        """Whether a read of it has begun and not returned."""
-        return pid in self._stuck
-
-    def read(self, files: KernelFiles, pids: Sequence[int]) -> Dict[int, List[str]]:
-        """Words by pid, without those that cannot be read."""
-        lines: Dict[int, List[str]] = {}
-
-        def work(pids: Sequence[int]) -> None:
-            for pid in pids:
-                lines[pid] = (files.try_read(f"/proc/{pid}/cmdline") or "").split("\0")
-
-        self._stuck = {pid: thread for pid, thread in self._stuck.items() if thread.is_alive()}
-        left = [pid for pid in pids if pid not in self._stuck]
-        while left and len(self._stuck) < _MOST_STUCK:
-            thread = threading.Thread(target=work, args=(left,), name="rivals", daemon=True)
-            thread.start()
-            thread.join(_LINES_S)
-            left = [pid for pid in left if pid not in lines]
-            if left:
-                self._stuck[left.pop(0)] = thread
-        return dict(lines)
-
-
-_LINES = CommandLines()
-
-
-def find_conflicting_tools(
-    files: KernelFiles, own_pid: int = 0, lines: CommandLines = _LINES
-) -> Tuple[ConflictingTool, ...]:
+def find_conflicting_tools(files: KernelFiles, own_pid: int = 0) -> Tuple[ConflictingTool, ...]:
     """All tools, the likeliest to interfere first.  Reads the root disk: may hang."""
-    names, unread = _processes(files, lines)
-    agents = (*_agents(names, own_pid), *_unread(unread, lines))
+    names = _processes(files)
     boot = (
         ConflictingTool(
             "note", "boot", line.source, line.setting and f"{line.setting}={line.value}",
@@ -134,7 +91,8 @@ def find_conflicting_tools(
         for line in boot_settings(files)
     )  # fmt: skip
     return (
-        *_tuned(files, names.get("tuned", ())), *agents, *_scripts(files), *_saptune(files), *boot
+        *_tuned(files, names.get("tuned", ())), *_agents(names, own_pid), *_scripts(files),
+        *_saptune(files), *boot,
     )  # fmt: skip
 
 
@@ -143,78 +101,47 @@ class ConflictMonitor:
 
     def __init__(self, find: Callable[[], Tuple[ConflictingTool, ...]]) -> None:
         self._find = find
-        self._thread: Optional[threading.Thread] = None
-        self._wanted = threading.Event()
-        self._begun_s: Optional[float] = None  # of the look that goes on
+        self._job: Optional[Job] = None
+        self._wanted = False
         self._error: Optional[str] = None
         self.tools: Optional[Tuple[ConflictingTool, ...]] = None
 
     @property
     def error(self) -> Optional[str]:
         """Why `tools` is out of date."""
-        begun_s = self._begun_s
-        if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
-            return f"{_FAILED}: not done within {_LOOK_S:g} s; a disk may hang"
+        if self._job is not None and self._job.busy and self._job.decided:
+            return f"{_FAILED}: {self._job.failure()}; a disk may hang"
         return self._error
 
     def look(self) -> None:
         """Start a look; returns at once, also while an earlier one hangs."""
-        self._wanted.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rivals", daemon=True)
-            self._thread.start()
+        self._wanted = True
+        if self._job is None or not self._job.busy:
+            self._job = Job(self._look, _LOOK_S, "rivals")
 
-    def _run(self) -> None:
-        while self._wanted.wait():
-            self._wanted.clear()
-            self._begun_s = time.monotonic()
+    def _look(self, _: Run) -> None:
+        while self._wanted:
+            self._wanted = False
             try:
                 self.tools, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
                 self._error = f"{_FAILED}: {error}"
-            self._begun_s = None
 
 
-def _processes(
-    files: KernelFiles, lines: CommandLines
-) -> Tuple[Dict[str, List[int]], List[int]]:
-    """Pids of agents and of tuned by name, and those whose name is unknown."""
+def _processes(files: KernelFiles) -> Dict[str, List[int]]:
     wanted = {name[:_COMM]: name for name in (*_AGENTS, "tuned")}
-    names: Dict[int, str] = {}
-    interpreted: List[int] = []
-    for entry in files.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        comm = names[int(entry)] = files.try_read(f"/proc/{entry}/comm") or ""
-        # A program in Python has its interpreter's name, and its own in the command line.
-        if comm.startswith(("python", "platform-python")):
-            interpreted.append(int(entry))
-    read = lines.read(files, interpreted)
-    for pid, words in read.items():
-        own = (os.path.basename(word) for word in words[1:] if not word.startswith("-"))
-        names[pid] = next(own, names[pid])
     pids: Dict[str, List[int]] = {}
-    for pid, comm in names.items():
+    for entry in filter(str.isdigit, files.listdir("/proc")):
+        comm = files.try_read(f"/proc/{entry}/comm") or ""
+        # What runs in Python may have its interpreter's name.  Its command line is in its memory,
+        # which a page fault on a hung disk may have locked: the unit tells as well.
+        if comm.startswith(("python", "platform-python")):
+            unit = _SERVICE.search(files.try_read(f"/proc/{entry}/cgroup") or "")
+            comm = unit[1] if unit else comm
         name = wanted.get(comm[:_COMM])
         if name is not None:
-            pids.setdefault(name, []).append(pid)
-    return pids, [pid for pid in interpreted if pid not in read]
-
-
-def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingTool]:
-    hung = [pid for pid in unread if lines.hangs(pid)]
-    others = [pid for pid in unread if not lines.hangs(pid)]
-    for pids, why in (
-        (hung, f"cannot be read within {_LINES_S:g} s: its memory is locked, as when a disk"
-         " hangs"),
-        (others, f"is not read: {len(hung)} reads already hang"),
-    ):  # fmt: skip
-        if pids:
-            where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
-            yield ConflictingTool(
-                "note", "agent", "python", None, where,
-                f"the command line of {where} {why}: unknown which program it runs",
-            )  # fmt: skip
+            pids.setdefault(name, []).append(int(entry))
+    return pids
 
 
 def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[ConflictingTool]:

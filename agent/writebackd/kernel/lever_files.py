@@ -84,7 +84,6 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
 
 
 def present(files: KernelFiles, lever: Lever) -> bool:
-    """Whether the target of the lever exists now."""
     there = identity(files, lever) is not None
     return there and (lever.kind is not LeverKind.PACE or _cgroup(files, lever) is not None)
 
@@ -154,7 +153,6 @@ def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
 
 
 def describe(lever: Lever, text: str) -> str:
-    """The text for people."""
     return bdi.describe(lever.name, text) if lever.kind is LeverKind.BDI else text
 
 

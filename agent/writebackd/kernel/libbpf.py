@@ -192,8 +192,6 @@ def possible_cpus() -> int:
 
 
 class Map:
-    """One map of a loaded object."""
-
     def __init__(self, pointer: int) -> None:
         lib = library()
         self.name = lib.bpf_map__name(pointer).decode()

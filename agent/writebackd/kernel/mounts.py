@@ -29,8 +29,6 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo."""
-
     st_dev: str  # "major:minor" of the superblock; major 0: not on a block device
     fstype: str
     source: str  # as the filesystem prints it, mostly a path in /dev

@@ -20,7 +20,7 @@ from typing import Collection, Dict, List, Optional, Sequence, Tuple, Type, Unio
 
 from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
 from writebackd.kernel.bcc_object import BccObject
-from writebackd.kernel.bpf_layout import LossCounters
+from writebackd.kernel.bpf_layout import read_losses
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.commit_waits import CommitterReader, CommitWaits
 from writebackd.kernel.files import KernelFiles
@@ -176,8 +176,8 @@ class BpfProbe:
         self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
         self._sysctl_writes = SysctlWriteReader(obj.map("sysctl_writes"))
-        self._losses = LossCounters(self._mapped(".bss"))
-        self._lost = self._losses.read()
+        self._losses = self._mapped(".bss")
+        self._lost = read_losses(self._losses)
         self._map_bytes = sum(bpf_map.memory_bytes() for bpf_map in obj.maps())
 
     def _set_constants(self, obj: libbpf.Object) -> None:
@@ -189,7 +189,7 @@ class BpfProbe:
         return memory
 
     def info(self) -> ProbeInfo:
-        lost = self._losses.read()
+        lost = read_losses(self._losses)
         losses = {
             "completions of devices that came after the start": lost.no_slot,
             "completions that came while another was counted":
@@ -221,7 +221,7 @@ class BpfProbe:
         """
         self._sample_cost()
         try:
-            before, self._lost = self._lost, self._losses.read()
+            before, self._lost = self._lost, read_losses(self._losses)
             tasks = self._tasks.read()
             reading = Reading(
                 classes=self._blocks.read(),
@@ -266,13 +266,10 @@ class BpfProbe:
         Meanwhile both are attached: a sync that ends, unless both miss that
         (`Choice.misses_ends`), is gone from `earlier`.
         """
-        ours, theirs = (probe.inflight_syncs() for probe in (self, earlier))
+        ours, theirs = (probe._object.map("syncs_inflight") for probe in (self, earlier))
         for thread, start in theirs.batch_reader(512).read():
             if ours.add(thread, start) and not theirs.has(thread):
                 ours.delete(thread)
-
-    def inflight_syncs(self) -> libbpf.Map:
-        return self._object.map("syncs_inflight")
 
     def covers(self, fstypes: Sequence[str]) -> bool:
         """False if reopening the probe may add a missing hook or slot.
@@ -280,7 +277,7 @@ class BpfProbe:
         A filesystem's module may be loaded at its first mount, after the hooks were chosen, and may
         need hooks on system calls.
         """
-        if self._losses.read().no_slot:
+        if read_losses(self._losses).no_slot:
             return False
         return all(self._sees(fstype) for fstype in fstypes if fstype in hooks.FSYNC)
 
@@ -291,7 +288,6 @@ class BpfProbe:
         return fstype in self.choice.sync
 
     def run_stats(self, program: str) -> Tuple[int, int, int]:
-        """See libbpf.Object.run_stats."""
         return self._object.run_stats(program)
 
     def _sample_cost(self) -> None:

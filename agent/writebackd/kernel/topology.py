@@ -63,8 +63,6 @@ def _agreed(values: List[Optional[str]]) -> Optional[str]:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """Properties that a leaf disk reports."""
-
     devno: str
     rotational: Optional[bool]
     write_cache: Optional[str]
@@ -288,8 +286,6 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
 
 
 class _ScanResult(NamedTuple):
-    """The result of a scan."""
-
     mounts: Tuple[Mount, ...]  # those that can move a BDI
     devices: Tuple[Device, ...]
     by_fs: Dict[str, Device]

@@ -113,7 +113,6 @@ def tuned_file(
 
 
 def included(text: str) -> List[str]:
-    """The profiles that a profile includes."""
     try:
         _, value = _sections("", text).get("main", {}).get("include", ("", ""))
     except configparser.Error:
@@ -122,7 +121,6 @@ def included(text: str) -> List[str]:
 
 
 def _add_profile(files: KernelFiles, name: str, profiles: Profiles, units: _Sections) -> None:
-    """Add the profiles that a profile includes, then its own settings."""
     own = tuned_file(files, name.lstrip("-"), profiles.paths)
     if own is None:
         # A leading "-": no error where there is none. One that was read already is skipped, too.

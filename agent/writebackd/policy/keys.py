@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from . import rules, units, window
-from .rules import MemoryRule, Rule
+from .rules import Rule
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,6 @@ class Setting:
 # fmt: off
 @dataclass(frozen=True)
 class PolicySection:
-    """[policy]."""
-
     name: str = field(metadata=_key(TEXT, "", doc=
         "Name of the policy; if given, it must be the file's name without `.conf` (a guard "
         "against copies)."))
@@ -150,7 +148,7 @@ class Match:
         "`[...]`. Those of user sessions, containers and cron do not count."))
     virtualisation: Optional[Rule] = field(metadata=_key(VIRTUALISATION, "", doc=
         "`metal`: no virtual machine; `guest`: one; `host`: Xen's dom0."))
-    memory: Optional[MemoryRule] = field(metadata=_key(MEMORY, "", doc=
+    memory: Optional[Rule] = field(metadata=_key(MEMORY, "", doc=
         "Memory size: `64G..`, `..8G`, `8G..64G`."))
 
 
@@ -317,8 +315,6 @@ class Alerts(Routing):
 
 @dataclass(frozen=True)
 class Probe:
-    """[probe]."""
-
     backend: str = field(metadata=_key(_choice("auto", "libbpf", "bcc", "procfs"), "auto", doc=
         "Where measurements come from; `auto`: libbpf, or bcc on a kernel without BTF, or /proc."))
     queue_latency: bool = field(metadata=_key(SWITCH, "off", doc=
@@ -343,8 +339,6 @@ class Metrics:
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """[history]."""
-
     samples_bytes: int = field(metadata=_key(SIZE, "0B", "0B", "16G", doc=
         "Keep raw samples for `writebackctl replay`, using at most this much space; 0B: none. "
         "Takes effect at the next start."))

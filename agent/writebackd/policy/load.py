@@ -73,7 +73,6 @@ def _list_dir(path: Path) -> List[str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a policy may have this name."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Annotated, Iterable, List, Literal, Optional, Sequence, Tuple
 
 from writebackd.types.quantities import Number
 
 from .keys import KEYS
 from .load import DEFAULT_NAME, load_all, load_policy, misplaced, search_dirs, unsafe
-from .rules import DiskFacts, HostFacts, MemoryRule, Rule
+from .rules import DiskFacts, HostFacts, Rule, bounds
 from .schema import Policy
 from .units import format_size
 
@@ -27,8 +27,6 @@ NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one rule."""
-
     rule: Annotated[str, Literal[
         "drivers", "cache", "rotational", "services", "virtualisation", "memory"
     ]]  # key of [match]
@@ -80,8 +78,8 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
     findings = []
     for key in KEYS:
         rule = policy.value(key) if key.section == "match" else None
-        if isinstance(rule, (Rule, MemoryRule)):
-            holds, evidence = _look(key.name, rule, facts, policy)
+        if isinstance(rule, Rule):
+            holds, evidence = _look(key.name, rule.words, facts, policy)
             origin = policy.origins[key.section, key.name]
             findings.append(Finding(key.name, str(rule), rule.points, holds, evidence, origin))
     points = sum(finding.points for finding in findings if finding.holds)
@@ -179,12 +177,11 @@ def _score(verdict: Verdict) -> str:
 
 
 def _look(
-    name: str, rule: Union[Rule, MemoryRule], facts: HostFacts, policy: Policy
+    name: str, words: Sequence[str], facts: HostFacts, policy: Policy
 ) -> Tuple[Optional[bool], str]:
     """Whether a rule matches, and the evidence."""
-    if isinstance(rule, MemoryRule):
-        return _memory(rule, facts.memory_bytes)
-    words = rule.words
+    if name == "memory":
+        return _memory(words[0], facts.memory_bytes)
     if name == "services":
         return _services(words, facts, _only_watches(policy))
     if name == "virtualisation":
@@ -196,12 +193,12 @@ def _look(
     return _any_disk("driver", [(disk.name, disk.driver) for disk in facts.disks], words)
 
 
-def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], str]:
+def _memory(word: str, memory: Optional[int]) -> Tuple[Optional[bool], str]:
     if memory is None:
         return None, "memory size unknown"
-    low = rule.low_bytes is None or memory >= rule.low_bytes
-    high = rule.high_bytes is None or memory <= rule.high_bytes
-    return low and high, f"{format_size(memory >> 20 << 20)} of memory"
+    low, high = bounds(word)
+    fits = (low is None or memory >= low) and (high is None or memory <= high)
+    return fits, f"{format_size(memory >> 20 << 20)} of memory"
 
 
 def _only_watches(policy: Policy) -> bool:

@@ -36,8 +36,7 @@ class Merger:
         self.headers: Dict[str, str] = {}  # section -> where it is first
         self.window = ""  # whose time this one is of; see _within()
         self.inside: List["Merger"] = []  # one for each window, once all is read
-        # Keys whose text was wrong: their checks against other keys would only confuse.
-        self.broken: Set[Tuple[str, str]] = set()
+        self.wrong: Set[str] = set()  # sections with a line that is: checks would only confuse
 
     def add_file(self, path: Path, site: bool = False) -> None:
         """Add a file on top; `site`: it belongs to every policy."""
@@ -68,8 +67,7 @@ class Merger:
         key = known.get(line.key)
         if key is None:
             self.errors.add(line.origin, unknown_key(line, known))
-            if kind == "window":
-                self.broken.add((line.section, line.key))
+            self.wrong.add(line.section)
             return
         try:
             value = key.parse(line.value)
@@ -77,7 +75,7 @@ class Merger:
             comment = re.search("[ \t][#;]", line.value)
             hint = " (a comment needs a line of its own)" if comment else ""
             self.errors.add(line.origin, f"{key.name}: {error}{hint}")
-            self.broken.add((line.section, key.name))
+            self.wrong.add(line.section)
             return
         if key.name == "name" and value not in ("", self.name):
             self.errors.add(
@@ -112,7 +110,8 @@ class Merger:
         self._check_devices()
         self._check_empty_windows()
         for merger in self.inside:
-            self._check_window(merger)
+            if f"window {merger.window}" not in self.wrong:
+                self._check_window(merger)
         self._check_overlaps()
         self.errors.raise_any()
 
@@ -130,20 +129,13 @@ class Merger:
         inside.window = name
         changed = {(line.key.section, line.key.name): line for line in self.windows[name].values()}
         inside.values = {**self.values, **changed}
-        inside.broken = {
-            (WINDOW_KEYS[key].section, key)
-            if section == f"window {name}" and key in WINDOW_KEYS
-            else (section, key)
-            for section, key in self.broken
-        }
         return inside
 
     def _check_empty_windows(self) -> None:
         """A window without lines, or with them in the section above, would never open."""
-        broken = {section for section, _ in self.broken}
         for section, origin in self.headers.items():
             kind, _, name = section.partition(" ")
-            if kind == "window" and name not in self.windows and section not in broken:
+            if kind == "window" and section not in self.wrong and name not in self.windows:
                 self.errors.add(
                     origin,
                     f"window {name} is empty: add 'when = {WHEN.kind.example}' and the keys to "
@@ -153,10 +145,9 @@ class Merger:
     def _check_window(self, inside: "Merger") -> None:
         name, lines = inside.window, self.windows[inside.window]
         first = next(iter(lines.values())).origin
-        wrong = any(section == f"window {name}" for section, _ in self.broken)
-        if "when" not in lines and not wrong:
+        if "when" not in lines:
             self.errors.add(first, f"window {name} has no when: write 'when = {WHEN.kind.example}'")
-        elif lines.keys() == {"when"} and not wrong and lines["when"].value is not None:
+        elif lines.keys() == {"when"} and lines["when"].value is not None:
             self.errors.add(first, f"window {name} changes nothing: add the keys to change")
         inside._check_bounds()
 
@@ -177,13 +168,6 @@ class Merger:
                         f"{other} is ({earlier.origin}): end one before the other begins",
                     )
 
-    def _is_broken(self, glob: str, *names: str) -> bool:
-        # What is wrong in another section says nothing of this one.
-        apart = ("window ",) if glob else ("device ", "window ")
-        return any(
-            name in names and not section.startswith(apart) for section, name in self.broken
-        )
-
     def _in_force(self, name: str, glob: str) -> Setting:
         """The value of a key, for the device that ``glob`` names if there is one."""
         key = DEVICE_KEYS[name]
@@ -197,7 +181,7 @@ class Merger:
         low, high = self._in_force(small, glob), self._in_force(large, glob)
         general = self._in_force(small, ""), self._in_force(large, "")
         inherited = bool(glob) and (low, high) == general
-        if low.value <= high.value or inherited or self._is_broken(glob, small, large):
+        if low.value <= high.value or inherited:
             return
         # Point at the line written last: the other one may be a default.
         own = low.origin != "default" and not (glob and low == general[0])
@@ -222,7 +206,7 @@ class Merger:
     def _check_rest(self) -> None:
         names = ("rest", "floor", "ceiling")
         rest, floor, ceiling = (self.values["limits", name] for name in names)
-        if self._is_broken("", *names) or floor.value > ceiling.value:
+        if floor.value > ceiling.value:
             return
         inside = min(max(rest.value, floor.value), ceiling.value)
         all_the_time = self.window and not {*names} & self.windows[self.window].keys()
@@ -240,7 +224,7 @@ class Merger:
         """Check what one section of one file says; bounds from elsewhere adapt."""
         own = {line.key.name: line for line in self.devices if line.glob == glob}
         rest = own.get("rest")
-        if self.window or rest is None or self._is_broken(glob, "rest", "floor", "ceiling"):
+        if self.window or rest is None:
             return
         write, file = rest.key.kind.format, rest.origin.rpartition(":")[0]
         for name, outside in (("floor", operator.lt), ("ceiling", operator.gt)):
@@ -257,7 +241,7 @@ class Merger:
 
     def _check_alerts(self) -> None:
         low, high = self.values["alerts", "sync-share"], self.values["alerts", "resolve-share"]
-        if low.value >= high.value and not self._is_broken("", low.key.name, high.key.name):
+        if low.value >= high.value:
             self.errors.add(
                 low.origin if low.origin != "default" else high.origin,
                 f"sync-share: {units.format_share(low.value)} is not below resolve-share "
@@ -266,8 +250,6 @@ class Merger:
 
     def _check_devices(self) -> None:
         include, exclude = self.values["devices", "include"], self.values["devices", "exclude"]
-        if self._is_broken("", "include", "exclude"):
-            return
         for glob in include.value:
             literal = not re.search("[*?[]", glob)
             for other in exclude.value:

@@ -27,8 +27,6 @@ _DAY_S = 60 * DAY
 
 @dataclass(frozen=True)
 class Open:
-    """The open window."""
-
     name: str
     until_s: Time
     until: str  # the same on the host's clock: 06:00, or Mon 06:00 where that is a day away
@@ -36,8 +34,6 @@ class Open:
 
 @dataclass(frozen=True)
 class InForce:
-    """The policy and window at one time."""
-
     policy: Policy  # without windows; the same object while the same window is open
     window: Optional[Open]
 
@@ -214,7 +210,6 @@ class ActivePolicy:
         return before, now
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the reload has finished, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -62,22 +62,9 @@ class Rule:
         return " ".join(self.words)
 
 
-@dataclass(frozen=True)
-class MemoryRule:
-    """`points` for a host with that much memory, in bytes; None: no bound."""
-
-    points: int
-    low_bytes: Optional[int]
-    high_bytes: Optional[int]
-
-    def __str__(self) -> str:
-        bounds = (self.low_bytes, self.high_bytes)
-        return "..".join("" if bound is None else units.format_size(bound) for bound in bounds)
-
-
 def format_rule(rule: object) -> str:
     """``40: nvme virtio_blk``; empty for None, a missing rule."""
-    return f"{rule.points}: {rule}" if isinstance(rule, (Rule, MemoryRule)) else ""
+    return f"{rule.points}: {rule}" if isinstance(rule, Rule) else ""
 
 
 def _split(text: str, example: str) -> Tuple[int, str]:
@@ -129,16 +116,20 @@ parse_services = _rule("50: postgresql*.service mysqld", units.parse_units)
 parse_virtualisation = _rule("20: metal", _words(*VIRTUALISATIONS))
 
 
-def parse_memory(text: str) -> Optional[MemoryRule]:
-    """``20: 64G..``, ``20: ..8G``, ``20: 8G..64G``; raises UnitError."""
-    if not text:
-        return None
-    example = "20: 64G.."
-    points, what = _split(text, example)
-    low, dots, high = (part.strip(" \t") for part in what.partition(".."))
+def bounds(word: str) -> Tuple[Optional[int], Optional[int]]:
+    """Bytes of ``64G..``, ``..8G``, ``8G..64G``; raises UnitError."""
+    low, dots, high = (part.strip(" \t") for part in word.partition(".."))
     if not dots or not (low or high):
-        raise units.UnitError(f"'{units.shorten(what)}' is not a range: write it like '{example}'")
+        raise units.UnitError(f"'{units.shorten(word)}' is not a range: write it like '20: 64G..'")
     least, most = (units.parse_size(end) if end else None for end in (low, high))
     if least is not None and most is not None and least > most:
-        raise units.UnitError(f"'{units.shorten(what)}' is empty: swap its ends")
-    return MemoryRule(points, least, most)
+        raise units.UnitError(f"'{units.shorten(word)}' is empty: swap its ends")
+    return least, most
+
+
+def _range(text: str) -> Tuple[str, ...]:
+    ends = ("" if end is None else units.format_size(end) for end in bounds(text))
+    return ("..".join(ends),)
+
+
+parse_memory = _rule("20: 64G..", _range)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from ipaddress import ip_address
 from typing import Callable, Dict, Optional, Pattern, Tuple
 from urllib.parse import urlsplit
@@ -119,14 +120,11 @@ def format_time(seconds: float) -> str:
         return "0s"
     # repr() is the shortest decimal that reads back to the same double.
     exact = Decimal(repr(seconds))
-    candidates = []
-    for unit in _TIME:
-        number = Fraction(exact) / _TIME[unit]
-        if unit in ("h", "min"):
-            if number.denominator == 1:
-                candidates.append(f"{number.numerator}{unit}")
-        else:
-            candidates.append(_plain(exact.scaleb({"s": 0, "ms": 3, "us": 6}[unit])) + unit)
+    whole = [(unit, size) for unit, size in (("h", 3600), ("min", 60)) if exact % size == 0]
+    candidates = [f"{int(exact) // size}{unit}" for unit, size in whole]
+    candidates += [
+        _plain(exact.scaleb(shift)) + unit for unit, shift in (("s", 0), ("ms", 3), ("us", 6))
+    ]
     return min(candidates, key=lambda text: (text.startswith("0."), len(text)))
 
 
@@ -159,7 +157,6 @@ def parse_switch(text: str) -> bool:
 
 
 def format_switch(value: bool) -> str:
-    """True as ``on``."""
     return "on" if value else "off"
 
 
@@ -228,24 +225,6 @@ def parse_device(text: str) -> str:
     return glob
 
 
-def parse_devices(text: str) -> Tuple[str, ...]:
-    """Device globs separated by blanks."""
-    return parse_list(text, parse_device)
-
-
-def parse_units(text: str) -> Tuple[str, ...]:
-    """Globs of unit or cgroup names separated by blanks.
-
-    A cgroup is named as systemd names it, ``postgresql.service``, without a path.
-    """
-    return parse_list(text, _unit)
-
-
-def parse_addresses(text: str) -> Tuple[str, ...]:
-    """Mail addresses or local users separated by blanks."""
-    return parse_list(text, _address, "addresses")
-
-
 def parse_url(text: str) -> str:
     """An http or https URL without a password in it."""
     how = "write it like http://127.0.0.1:9093"
@@ -267,9 +246,11 @@ def parse_url(text: str) -> str:
     return text
 
 
-def parse_urls(text: str) -> Tuple[str, ...]:
-    """URLs separated by blanks."""
-    return parse_list(text, parse_url, "URLs", _MOST_URLS)
+# Lists of them; a cgroup is named as systemd names it, ``postgresql.service``, without a path.
+parse_devices = partial(parse_list, parse_word=parse_device)
+parse_units = partial(parse_list, parse_word=_unit)
+parse_addresses = partial(parse_list, parse_word=_address, what="addresses")
+parse_urls = partial(parse_list, parse_word=parse_url, what="URLs", most=_MOST_URLS)
 
 
 def parse_path(text: str) -> str:

@@ -9,6 +9,7 @@ the cache as ssacli does.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
@@ -16,8 +17,8 @@ from writebackd.storage import tool_table as table
 from writebackd.storage.tool_output import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
-# Of one controller; their numbers begin at 1, and the first answer says how many there are.
-COMMANDS = (("getconfig", "{number}"), ("getstatus", "{number}"))
+# The first answer says how many controllers there are.
+COMMANDS = (("getconfig", "1"),)
 
 KEYS: table.Table = {
     "model": ("controller model",), "address": ("pci address",), "slot": ("physical slot",),
@@ -66,9 +67,31 @@ _PARTS = (
 Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by logical device; None is the controller
 
 
+def more(first: str) -> List[Tuple[str, str]]:
+    """The commands after the first, for each controller."""
+    commands = [(verb, str(number)) for number in range(1, count(first) + 1)
+                for verb in ("getconfig", "getstatus")]  # fmt: skip
+    return commands[1:]
+
+
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
-    """The controller that COMMANDS asked about. Raises ToolError."""
-    config, status = out.padded(outputs, COMMANDS)
+    """Parse the output of COMMANDS and of `more`. Raises ToolError."""
+    controllers: List[Controller] = []
+    if re.search(r"controllers found\s*:\s*0\b", outputs[0], re.IGNORECASE):
+        return ()
+    for config, status in zip(outputs[::2], [*outputs[1::2], ""]):
+        try:
+            controllers.append(_controller(config, status))
+        except ToolError as error:
+            if not controllers:
+                raise
+            said = f"controller {len(controllers) + 1}: {error}"  # what the others said is as good
+            controllers[-1] = replace(controllers[-1], unread=(*controllers[-1].unread, said))
+            break
+    return tuple(controllers)
+
+
+def _controller(config: str, status: str) -> Controller:
     keys: Dict[str, out.Keys] = {"controller": {}, "battery": {}}
     volumes: List[Tuple[int, out.Keys]] = []
     part = ""
@@ -78,8 +101,6 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             if number is not None:
                 part = "volumes"
                 volumes.append((int(number.group(1)), {}))
-                if len(volumes) > out.MOST_VOLUMES:
-                    raise ToolError(f"more than {out.MOST_VOLUMES} logical devices")
             else:
                 default = "" if line.ruled else part
                 part = next((to for title, to in _PARTS if line.key.startswith(title)), default)
@@ -97,9 +118,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
         for number, lines in volumes
     )
     model, works = own.text("model"), busy.get(None, ())
-    return (
-        table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works),
-    )
+    return table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works)
 
 
 def count(output: str) -> int:
@@ -135,7 +154,6 @@ def _mode(volume: table.Facts) -> Optional[CacheMode]:
 
 
 def _works(output: str) -> Works:
-    """Background work in progress."""
     works: Works = {}
     kind, on, running = None, None, False
     for line in out.lines_of(output):

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.estimate.cache_size import FILL_FRESH_S
+from writebackd.kernel.child_process import Job
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file
@@ -45,9 +45,7 @@ class BackingWatch:
         """`owner` must own the collector's file; the default `look` is the one at arrays."""
         self._files, self._owner = files, owner
         self._look, self._every_s = look or look_at_arrays, every_s
-        self._thread: Optional[threading.Thread] = None
-        self._wanted = threading.Event()
-        self._devices: Sequence[Device] = ()
+        self._job: Optional[Job] = None
         self._next_s = float("-inf")
         self._seen: Tuple[Backing, ...] = ()
         self._seen_s = float("-inf")
@@ -58,35 +56,20 @@ class BackingWatch:
 
         Empty before the first look, and once a look hangs.
         """
-        if now_s >= self._next_s:
+        if now_s >= self._next_s and not (self._job is not None and self._job.busy):
             self._next_s = now_s + self._every_s
-            self._devices = devices
-            self._wanted.set()
-            self._start()
+            self._job = Job(lambda _: self._run(devices), self._every_s, "backing")
+            if not self._job.busy and self._job.failure():  # TasksMax= of the unit
+                self.error = f"cannot look for RAID tools' report: {self._job.failure()}"
         return self._seen if now_s - self._seen_s <= HANGS * self._every_s else ()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="backing", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # TasksMax= of the unit
-                self.error = f"cannot look for RAID tools' report: {error}"
-                return
-            self._thread = thread
-
-    def _run(self) -> None:
-        while self._wanted.wait():
-            self._wanted.clear()
-            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            try:
-                self._seen, self.error = self._look(
-                    self._files, self._devices, now_s, self._owner
-                )
-            except Exception as error:  # other people's files: whatever is wrong with them
-                self._seen = ()
-                self.error = f"cannot read RAID tools' report: {error}"
-            self._seen_s = now_s
+    def _run(self, devices: Sequence[Device]) -> None:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        try:
+            self._seen, self.error = self._look(self._files, devices, now_s, self._owner)
+        except Exception as error:  # other people's files: whatever is wrong with them
+            self._seen, self.error = (), f"cannot read RAID tools' report: {error}"
+        self._seen_s = now_s
 
 
 def look_at_arrays(

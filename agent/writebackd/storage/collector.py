@@ -7,20 +7,19 @@ their controller hangs; and reading bcache's files may wait for a lock.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Set
+from typing import List, Optional, Sequence, Set
 
 from writebackd import __version__
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
+from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import linux_storage, report_file
-from writebackd.storage.backing_watch import is_stale
 from writebackd.storage.device_matcher import stamped
 from writebackd.storage.raid_tools import LIMIT_S, find, kinds, mapped, question, search_path
 from writebackd.storage.report_file import CollectorReport, Tool
@@ -39,12 +38,10 @@ def collect(
     limit_s: float = LIMIT_S,
     directories: Optional[Sequence[str]] = None,
     top: Path = Path("/"),
-    leave: Callable[[CollectorReport], None] = lambda _: None,
 ) -> CollectorReport:
     """Ask all tools; each gets `limit_s` seconds for each of its few questions.
 
-    `top` is as in `find`. `leave` is called with the report after each tool, as the next may hang
-    the run; its exceptions end the run.
+    `top` is as in `find`.
     """
     begun = report_file.begun(files)
     tools: List[Tool] = []
@@ -61,35 +58,26 @@ def collect(
             tools.append(replace(tool, controllers=stamped(tool.controllers, files)))
             if hung:
                 hang.add(kind.name)
-            leave(replace(begun, tools=tuple(tools)))
     return replace(begun, tools=tuple(tools))
 
 
-def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> CollectorReport:
-    """Add the earlier answers of tools not asked yet; the whole report is then as old as those."""
-    asked = {tool.name for tool in report.tools}
-    rest = [tool for tool in before.tools if tool.name not in asked] if before else []
-    if before is None or not rest:
-        return report
-    return replace(
-        report, wall_s=before.wall_s, boottime_s=before.boottime_s, awake_s=before.awake_s,
-        tools=(*report.tools, *rest),
-    )  # fmt: skip
-
-
 def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
-    """Add what the kernel reports, last: reading its files may wait for a disk."""
-    tools = []
-    for name, controllers in (
-        ("bcache", linux_storage.read_bcache(files)), ("md", linux_storage.read_md_journals(files)),
-    ):  # fmt: skip
-        if controllers:
-            tools.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
+    """Add what the kernel reports; what waits for a disk is left out."""
+    tools: List[Tool] = []
+
+    def look(_: Run) -> None:
+        for name, read in (
+            ("bcache", linux_storage.read_bcache), ("md", linux_storage.read_md_journals)
+        ):  # fmt: skip
+            controllers = read(files)
+            if controllers:
+                tools.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
+
+    Job(look, LIMIT_S, "kernel").wait(LIMIT_S)
     return replace(report, tools=(*report.tools, *tools))
 
 
 def parser() -> Parser:
-    """The command line parser."""
     made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, storcli2, perccli, perccli2, MegaCli, ssacli,"
@@ -131,20 +119,15 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
         return 2
     files = KernelFiles()
     output = options.output or Path(RAID if options.caches is None else CACHES)
-    before = _earlier(files, output) if options.caches is None else None
-
-    def leave(so_far: CollectorReport) -> None:
-        _leave(with_earlier(so_far, before), output, last=False)
-
     try:
         if options.caches is not None:
             follow(files, output, options.caches, top)
             return 0
-        # After each tool, and before the last part, which may hang in the kernel.
-        report = collect(files, options.limit, top=top, leave=leave)
-        leave(report)
-        report = with_kernel(report, files)
-        _leave(report, output, last=True)
+        report = with_kernel(collect(files, options.limit, top=top), files)
+        if str(output) != "-":
+            report_file.write(report, output)
+        else:
+            print(report_file.encode(report).decode(), end="", flush=True)
     except ToolError as error:  # of `follow`; systemd starts it again
         complain(f"writebackd-raid: {error}")
         return 1
@@ -156,22 +139,6 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
         said = f"{len(tool.controllers)} controllers or caches"
         complain(f"{tool.name} ({tool.path}): {tool.error or said}")
     return 0
-
-
-def _earlier(files: KernelFiles, output: Path) -> Optional[CollectorReport]:
-    """The report of the last run, if it is still valid."""
-    try:
-        report = report_file.read(output, os.geteuid())
-    except (OSError, ToolError):
-        return None  # it is about to be replaced
-    return None if is_stale(report, files, time.clock_gettime(time.CLOCK_BOOTTIME)) else report
-
-
-def _leave(report: CollectorReport, output: Path, last: bool) -> None:
-    if str(output) != "-":
-        report_file.write(report, output)
-    elif last:
-        print(report_file.encode(report).decode(), end="", flush=True)
 
 
 if __name__ == "__main__":

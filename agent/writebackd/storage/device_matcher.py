@@ -30,8 +30,6 @@ _ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
 
 
 class _Place(NamedTuple):
-    """Where a disk is attached."""
-
     driver: Optional[str]
     pci: Optional[str]
     number: Optional[int]  # of the volume; None: it is none, or unknown

@@ -16,7 +16,6 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.storage.tool_output import (
     MOST_VOLUMES,
     Controller,
-    ToolError,
     Volume,
     possible,
     share,
@@ -96,8 +95,6 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
                 (file, files.try_read(f"{here}/{file}")) for file in BCACHE_THRESHOLDS
             ),
         )
-        if len(caches) == MOST_VOLUMES:
-            break
     return tuple(
         replace(mine, capacity_bytes=max(0, mine.capacity_bytes - sum(
             other.dirty_bytes or 0
@@ -118,7 +115,6 @@ def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
 
 
 def _thresholds(pairs: Iterable[Tuple[str, Optional[str]]]) -> Tuple[Threshold, ...]:
-    """The thresholds that are numbers."""
     known = ((name, whole(text)) for name, text in pairs)
     return tuple(Threshold(name, value) for name, value in known if value is not None)
 
@@ -144,7 +140,7 @@ def parse_dmsetup(
 ) -> Tuple[Controller, ...]:
     """From the output of DMSETUP, each followed by `target`: "writecache" or "cache".
 
-    `disks` tells the kernel's names of devices. Raises ToolError.
+    `disks` tells the kernel's names of devices.
 
     Documentation/admin-guide/device-mapper/writecache.rst and cache.rst tell the fields.
     """
@@ -169,8 +165,6 @@ def _targets(text: str) -> Dict[str, Sequence[str]]:
         fields = rest[:4096].split()
         if colon and len(fields) > 3:
             targets[name] = fields[3:]
-            if len(targets) > MOST_VOLUMES:
-                raise ToolError(f"more than {MOST_VOLUMES} targets")
     return targets
 
 

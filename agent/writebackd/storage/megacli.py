@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.tool_output import Controller, ToolError, Volume, all_write_through
+from writebackd.storage.tool_output import Controller, Volume, all_write_through
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # -NoLog: without it each run leaves MegaSAS.log in the working directory.
@@ -78,8 +78,6 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             at = _adapter(line)
             if at is not None:
                 here = adapters.setdefault(at, _Adapter())
-                if len(adapters) > out.MOST_CONTROLLERS:
-                    raise ToolError(f"more than {out.MOST_CONTROLLERS} adapters")
             if here is not None and command[0] == "-LDInfo":
                 _add_volume(here, line)
             elif here is not None:
@@ -110,8 +108,6 @@ def _add_volume(adapter: _Adapter, line: out.Line) -> None:
     if line.key in ("virtual drive", "virtual disk", "cachecade virtual drive"):
         target = re.search(r"target id:\s*([0-9]{1,6})", (line.value or "").lower())
         adapter.volumes.append((int(target.group(1)) if target else None, {}))
-        if len(adapter.volumes) > out.MOST_VOLUMES:
-            raise ToolError(f"more than {out.MOST_VOLUMES} virtual drives")
     elif adapter.volumes and line.value is not None:
         adapter.volumes[-1][1].setdefault(line.key, line.value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
@@ -18,10 +18,11 @@ from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli,
 from writebackd.storage.report_file import Tool
 from writebackd.storage.tool_output import (
     MOST_BYTES,
+    MOST_CONTROLLERS,
     MOST_NAME,
+    MOST_VOLUMES,
     Controller,
     ToolError,
-    complaint,
     text_of,
 )
 from writebackd.storage.tool_table import Table
@@ -95,37 +96,11 @@ def _others(ask: ToolQuery, commands: Sequence[Sequence[str]]) -> List[str]:
     for command in commands:
         try:
             outputs.append(ask(command))
-        except Hung:
-            break  # and so would the next
-        except ToolError:
-            outputs.append("")
-    return outputs
-
-
-def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
-    controllers: List[Controller] = []
-    number, count = 1, 1
-    while number <= count:
-        config, status = ((verb, word.format(number=number)) for verb, word in arcconf.COMMANDS)
-        try:
-            outputs = [ask(config)]
-            if number == 1:
-                count = arcconf.count(outputs[0])
-                if not count and "controllers found" not in outputs[0].lower():
-                    raise complaint(outputs[0], "no number of controllers in it")
-            if count:
-                states = _others(ask, [status])
-                if not states:
-                    count = number  # it hangs, and so would the next
-                controllers += arcconf.parse(outputs + states)
         except ToolError as error:
-            if not controllers:
-                raise
-            said = f"controller {number}: {error}"  # what the others said is as good
-            controllers[-1] = replace(controllers[-1], unread=(*controllers[-1].unread, said))
-            break
-        number += 1
-    return tuple(controllers)
+            outputs.append("")
+            if isinstance(error, Hung):
+                break  # and so would the next
+    return outputs
 
 
 def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
@@ -161,7 +136,7 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
              (megacli.KEYS,)),
         Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli, lambda _: ()),
              "HP and HPE Smart Array P, E and SR", (ssacli.KEYS,)),
-        Kind("arcconf", ("arcconf",), _ask_arcconf,
+        Kind("arcconf", ("arcconf",), _asked(arcconf, arcconf.more),
              "Adaptec series 2 to 8, SmartRAID 3100 and 3200, Cisco 24G", (arcconf.KEYS,)),
         Kind("tw_cli", ("tw_cli", "tw_cli64"), _asked(tw_cli, tw_cli.more), "3ware 9500 to 9750",
              (tw_cli.KEYS,)),
@@ -170,7 +145,6 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
-    """The caches of the device mapper."""
     return (
         Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
         Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
@@ -178,7 +152,6 @@ def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
 
 
 def search_path() -> Tuple[str, ...]:
-    """Directories in which to look for tools."""
     own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
@@ -222,8 +195,6 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
         raise Hung(str(error)) from None
     except OSError as error:
         raise ToolError(f"cannot be run: {error.strerror}") from None
-    if len(output) > MOST_BYTES:
-        raise ToolError(f"more than {MOST_BYTES >> 20} MB")
     if not output.strip() and code:
         raise ToolError(f"printed nothing, exit code {code}")
     return text_of(output)
@@ -239,6 +210,9 @@ def question(
     hung = False
     try:
         controllers = kind.ask(lambda words: run([str(path), *words], home, limit_s))
+        most = max((len(one.volumes) for one in controllers), default=0)
+        if len(controllers) > MOST_CONTROLLERS or most > MOST_VOLUMES:
+            raise ToolError("more controllers or volumes than any machine has")
         return Tool(kind.name, str(path), None, controllers), hung
     except ToolError as error:
         hung, said = isinstance(error, Hung), str(error)

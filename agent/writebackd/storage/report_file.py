@@ -65,7 +65,6 @@ def begun(files: KernelFiles) -> CollectorReport:
 
 
 def encode(report: CollectorReport) -> bytes:
-    """The format that `decode` reads."""
     plain = dataclasses.asdict(report)
     text = json.dumps(plain, default=lambda member: member.value, separators=(",", ":"))
     return text.encode() + b"\n"

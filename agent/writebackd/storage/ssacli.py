@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from writebackd.storage import tool_output as out
 from writebackd.storage import tool_table as table
-from writebackd.storage.tool_output import Controller, ToolError, Volume
+from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import ArrayWork, Protection
 
 COMMANDS = (("ctrl", "all", "show", "config", "detail"),)
@@ -53,15 +53,11 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
         if header is not None:
             section, indent = {}, None
             sections.append((header.group(1), section, []))
-            if len(sections) > out.MOST_CONTROLLERS:
-                raise ToolError(f"more than {out.MOST_CONTROLLERS} controllers")
         elif not sections:
             continue
         elif line.key == "logical drive" and out.whole(line.value) is not None:
             section, indent = {}, None
             sections[-1][2].append(section)
-            if len(sections[-1][2]) > out.MOST_VOLUMES:
-                raise ToolError(f"more than {out.MOST_VOLUMES} logical drives")
         elif _PART.match(f"{line.key}: "):
             section = None
         elif section is not None and line.value is not None and line.indent:

@@ -78,12 +78,12 @@ Answer = Tuple[Optional[int], Any]  # number of the controller, its response dat
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """Parse the output of COMMANDS; the later ones may be empty. Raises ToolError."""
     shown, *others = outputs or ("",)
-    answers, failures = _answers(out.read_json(shown, strict=False))
+    answers, failures = _answers(out.read_json(shown))
     more: List[Answer] = []
     for text in others:
         # What is asked for in addition may fail as a whole.
         with contextlib.suppress(ToolError):
-            more += _answers(out.read_json(text, strict=False))[0]
+            more += _answers(out.read_json(text))[0]
     controllers = [
         _controller(number, out.under(data), [each for of, each in more if of in (number, None)])
         for number, data in answers

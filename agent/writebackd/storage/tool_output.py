@@ -218,19 +218,17 @@ def name(text: Any) -> Optional[str]:
     return printable(text.strip()[:MOST_NAME]) or None if isinstance(text, str) else None
 
 
-def read_json(text: str, strict: bool = True) -> Any:
-    """A JSON document. Raises ToolError.
+def read_json(text: str) -> Any:
+    """A JSON document as tools print it. Raises ToolError.
 
-    A key with two different values is unknown. Unless `strict`, accepts JSON as tools print it:
-    with text around it, control characters, and backslashes that escape nothing.
+    With text around it, control characters, and backslashes that escape nothing. A key with two
+    different values is unknown.
     """
     decoder = json.JSONDecoder(
         parse_int=lambda digits: int(digits) if len(digits) <= _DIGITS else None,
-        parse_constant=lambda word: None, object_pairs_hook=_object, strict=strict,
+        parse_constant=lambda word: None, object_pairs_hook=_object, strict=False,
     )
     try:
-        if strict:
-            return decoder.decode(text)
         text = _CONTROLS.sub("", text)
         begin = re.search(r"^\s*[{[]", text, re.MULTILINE)
         text = text[begin.start() if begin else 0 :].lstrip()

@@ -60,7 +60,6 @@ class Facts:
         return next(filter(None, said), "")
 
     def is_reported(self, fact: str) -> bool:
-        """Whether the fact is present, even if empty."""
         return any(key in self._keys for key in self._table[fact])
 
     def state(self, fact: str, words: Words[T]) -> Optional[T]:
@@ -125,7 +124,6 @@ def switched_controller(
 
 
 def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Optional[CacheMode]:
-    """The current cache mode for a volume."""
     switches = [volume.state(fact, _SWITCH) for fact in ("caching", "method")]
     if own.text("cache board").lower() == "false" or write_share == 0 or False in switches:
         return CacheMode.WRITE_THROUGH

@@ -49,7 +49,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
     return tuple(
         _controller(controller, units.get(number, ()))
-        for number, controller in enumerate(controllers[: out.MOST_CONTROLLERS])
+        for number, controller in enumerate(controllers)
     )
 
 
@@ -77,7 +77,7 @@ def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
     return Controller(
         model=out.name(facts.text("model")),
         protection=Protection.ABSENT if none else facts.state("battery", BATTERY),
-        volumes=tuple(_volume(unit) for unit in units[: out.MOST_VOLUMES]),
+        volumes=tuple(_volume(unit) for unit in units),
         unread=tuple(facts.unread),
     )
 

@@ -335,7 +335,6 @@ class Calibration:
     # ---- the end ---------------------------------------------------------
 
     def result(self) -> Result:
-        """The result so far."""
         r = self._r or None
         cache = None if r is None else self._cache(r)
         rungs = tuple(sorted(self.rungs, key=lambda each: each.limit_bytes))

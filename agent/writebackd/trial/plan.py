@@ -65,7 +65,6 @@ def order(duration_s: float, block_s: float, seed: int) -> str:
 
 
 def settle_s(block_s: float) -> float:
-    """How much of the beginning of a block is ignored."""
     return max(SETTLE_LEAST_S, SETTLE_SHARE * block_s)
 
 

@@ -26,8 +26,6 @@ ENOUGH_FSYNCS = 100
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """A finished trial."""
-
     host: str
     version: str
     policy: str
@@ -142,7 +140,6 @@ def _number(ratio: float) -> str:
 
 
 def said(each: Difference) -> str:
-    """A difference as a figure with its interval."""
     if each.ratio is None:
         return "no pair"
     if each.scattered:
@@ -345,34 +342,11 @@ def block_line(block: Block, blocks: int) -> str:
     )
 
 
-def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
-    """The differences with their intervals; `.` a pair, `o` their mean, `|` no difference."""
+def difference_lines(differences: Sequence[Difference]) -> List[str]:
+    """The differences with their intervals, for a terminal."""
     names = max(map(len, NAMES.values()))
-    right = max(len(said(each)) for each in differences)
-    room = max(10, width - names - right - 4)
-    scale = _axis(differences)
-
-    def axis(ratio: float) -> float:
-        return scale.share(ratio) * (room - 1)
-
-    lines = []
-    for each in differences:
-        cells = [" "] * room
-        if each.low is not None and each.high is not None:
-            low, high = round(axis(each.low)), round(axis(each.high))
-            cells[low : high + 1] = "-" * (high - low + 1)
-        for ratio in each.ratios:
-            cells[round(axis(ratio))] = "."
-        cells[round(axis(1.0))] = "|"
-        if each.ratio is not None:
-            cells[round(axis(each.ratio))] = "o"
-        lines.append(f"{NAMES[each.name]:<{names}}  {''.join(cells)}  {said(each)}")
-    even = round(axis(1.0))
-    words = [" "] * room
-    for at, word in ((even - 7, "worse <"), (even, "1"), (even + 1, "> better")):
-        if at >= 0 and at + len(word) <= room:
-            words[at : at + len(word)] = word
-    lines.append(f"{'':<{names}}  {''.join(words)}".rstrip())
+    lines = [f"{NAMES[each.name]:<{names}}  {said(each)}" for each in differences]
+    lines.append(f"{'':<{names}}  (above 1: better with the agent)")
     if any(len(each.ratios) < LEAST_PAIRS for each in differences):
         lines.append(f"(intervals take {LEAST_PAIRS} pairs)")
     return lines

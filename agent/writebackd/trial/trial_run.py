@@ -49,8 +49,6 @@ _OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
 
 
 class End(Enum):
-    """How a trial ended."""
-
     DONE = "done"
     ENOUGH = "enough"  # to compare, and the limits as found do harm
     STOPPED = "stopped"  # commits suffered

@@ -123,5 +123,4 @@ class DeviceMemory:
 
     @property
     def flooded_before(self) -> bool:
-        """Whether the device was ever flooded."""
         return self.last_flood_s > float("-inf")

@@ -62,7 +62,6 @@ class Histogram:
 
     @property
     def buckets(self) -> Tuple[Tuple[int, int], ...]:
-        """Pairs of index and count."""
         return tuple(zip(self.indices, self.counts))
 
     @property
