@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import zlib
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -164,23 +163,8 @@ def _read(path: Path, parse: Callable[[Any], Dict[str, T]]) -> Dict[str, T]:
 
 
 def _learned(body: Any) -> Dict[str, Learned]:
-    if body["version"] == 1:  # as 0.1 wrote it: a fact is a pair of value and time
-        checksum = zlib.crc32(b'{"version": 1, "devices": [\n')
-        for row in body["devices"]:
-            checksum = zlib.crc32(json.dumps(row).encode(), checksum)
-        if body["crc32"] != f"{checksum:08x}":
-            raise ValueError("the checksum does not fit")
-        devices = {
-            row["identity"]: {
-                name: {"value": value, "wall_s": wall_s}
-                for name, (value, wall_s) in row["facts"].items()
-            }
-            for row in body["devices"]
-        }
-    else:
-        _check_version(checked(body), VERSION)
-        devices = body["devices"]
-    return {name: unpack(Learned, each) for name, each in devices.items()}
+    _check_version(checked(body), VERSION)
+    return {name: unpack(Learned, each) for name, each in body["devices"].items()}
 
 
 def _check_version(body: Mapping[str, Any], known: int) -> None:
