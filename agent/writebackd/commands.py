@@ -28,7 +28,6 @@ from writebackd.report.answer_parts import verify_json
 from writebackd.report.attribution import for_user
 from writebackd.report.control_server import (
     RequestError,
-    Shared,
     names_argument,
     seconds_argument,
     size_argument,
@@ -37,7 +36,7 @@ from writebackd.report.control_server import (
 from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import LearnedStore
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, render
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.runtime_state import RuntimeState
@@ -125,6 +124,13 @@ def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
         yield end_drain("since its client is gone")
 
 
+def metrics_answer(snapshot: Snapshot, form: Optional[str]) -> answers.MetricsAnswer:
+    form = form or OPENMETRICS
+    if form not in CONTENT_TYPES:
+        raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
+    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}
+
+
 @dataclass(frozen=True)
 class Commands:
     """Answers requests from the state; changes to the memory are left to `apply`."""
@@ -136,7 +142,6 @@ class Commands:
     # Answers with what was put back, and may raise OSError or ValueError.
     apply: Callable[[Command], Actions]
     trial: Callable[[Dict[str, Any], Snapshot], Answer]
-    metrics: Callable[[str], Optional[Shared]]
     hidepid: Callable[[], Optional[str]]  # the option by which /proc hides processes, or None
     now: Callable[[], float]  # the clock of Sample.time_s
 
@@ -168,19 +173,11 @@ class Commands:
             "trial": lambda: self.trial(args, shown),
             "top": lambda: top_json(shown),
             "verify": lambda: self._verify(shown),
-            "metrics": lambda: self._metrics_page(args),
+            "metrics": lambda: metrics_answer(shown, text_argument(args, "format")),
         }
         if verb not in answers:
             raise RequestError(f"unknown verb {verb!r}")
         return answers[verb]()
-
-    def _metrics_page(self, args: Dict[str, Any]) -> Shared:
-        form = text_argument(args, "format") or OPENMETRICS
-        if form not in CONTENT_TYPES:
-            raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
-        page = self.metrics(form)
-        assert page is not None  # there is a snapshot
-        return page
 
     def _forget(
         self, snapshot: Snapshot, args: Dict[str, Any], uid: int

@@ -138,11 +138,10 @@ class Daemon:
             self._files, self.state, self._monitor, self.policies, self._actuator, self._lease,
             self._watch, self._history, self._publisher, options.state_dir, _boottime(),
         )
-        self._exposition = Exposition(lambda: self.state.snapshot)
         self._trial = TrialController(self._begin_trial, self._end_trial)
         self.handle = Commands(
             self._files, self._actuator, self.state, self._learned, self.apply, self._order_trial,
-            self._exposition.as_json, self._monitor.hidepid.option, _boottime,
+            self._monitor.hidepid.option, _boottime,
         ).handle
         self._hurry = False
         collect_seldom()
@@ -359,7 +358,8 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         path, http = self._options.runtime_dir / METRICS, self.policies.first.metrics.http
-        servers, self._report.no_metrics = open_servers(path, http, self._exposition)
+        exposition = Exposition(lambda: self.state.snapshot)
+        servers, self._report.no_metrics = open_servers(path, http, exposition)
         return servers
 
     def _excluded(self, device: Device) -> Optional[str]:

@@ -33,6 +33,7 @@ from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import span
 from writebackd.cli.restore import is_watched
+from writebackd.commands import metrics_answer
 from writebackd.kernel.files import KernelFiles
 from writebackd.report import control_server as server_module
 from writebackd.report.alert_answers import alert_answer
@@ -47,7 +48,6 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.metrics_server import metrics_json
 from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
@@ -76,7 +76,7 @@ class FakeDaemon(Served):
             "status": lambda: status_json(shown),
             "devices": lambda: devices_json(shown),
             "why": lambda: why_json(shown, text_argument(args, "device")),
-            "metrics": lambda: dict(metrics_json(shown, args["format"])),
+            "metrics": lambda: metrics_answer(shown, args["format"]),
             "alerts": lambda: alert_answer(shown, text_argument(args, "device")),
             "top": lambda: top_json(shown),
             "verify": lambda: verify_json(state, 4096, self.written),

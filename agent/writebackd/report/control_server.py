@@ -44,12 +44,6 @@ WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial", "drain", "
 Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 
 
-class Shared(Dict[str, Any]):
-    """An answer that is the same for all clients, which share the bytes of one line."""
-
-    line: Optional[bytes] = None
-
-
 class RequestError(Exception):
     """A request that cannot be granted; the message tells the user what to do."""
 
@@ -311,12 +305,7 @@ class ControlServer(LoopServer):
             verb, args = _parse(line)
             if verb in WRITE_VERBS and uid != 0:
                 raise RequestError("this needs root: try again with sudo", _EXIT_NOT_PERMITTED)
-            data = self._handler(verb, args, uid)
-            if not isinstance(data, Shared):
-                return _success(data)
-            if data.line is None:
-                data.line = _success(data)
-            return data.line
+            return _success(self._handler(verb, args, uid))
         except RequestError as error:
             return _failure(str(error), error.exit_code)
         except Exception:

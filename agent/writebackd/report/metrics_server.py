@@ -14,7 +14,7 @@ import socket
 import time
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
 from writebackd.report.background_writer import BackgroundWriter
@@ -22,16 +22,12 @@ from writebackd.report.control_server import (
     MAX_CLIENTS,
     MAX_REQUEST,
     LoopServer,
-    Shared,
     open_unix_listener,
     remove_socket,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
 from writebackd.report.snapshot import Snapshot
 from writebackd.safe_files import write_atomically
-
-if TYPE_CHECKING:
-    from writebackd.report.answers import MetricsAnswer
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +36,8 @@ _END = b"\r\n\r\n"  # of a head
 _WORDS = "metrics: %s %s"  # of the textfile in the log
 
 
-def metrics_json(snapshot: Snapshot, form: str) -> MetricsAnswer:
-    """The answer to `metrics`."""
-    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}
-
-
 class Exposition:
-    """The metrics of the last tick as answers, made for the first client of the tick.
+    """The metrics of the last tick as HTTP answers, made for the first client of the tick.
 
     All clients of one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
@@ -56,33 +47,19 @@ class Exposition:
         """`snapshot` returns the last tick, None before the first."""
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
-        self._made: Dict[str, bytes] = {}  # over HTTP
-        self._json: Dict[str, Shared] = {}  # over the control socket
-
-    def as_json(self, form: str) -> Optional[Shared]:
-        """The answer on the control socket, in one of CONTENT_TYPES; None before the first tick."""
-        snapshot = self._current()
-        if snapshot is None:
-            return None
-        if form not in self._json:
-            self._json[form] = Shared(metrics_json(snapshot, form))
-        return self._json[form]
+        self._made: Dict[str, bytes] = {}
 
     def get(self, form: str) -> Optional[bytes]:
-        """The HTTP answer, head included; None before the first tick."""
-        snapshot = self._current()
+        """The answer in one of CONTENT_TYPES, head included; None before the first tick."""
+        snapshot = self._snapshot()
+        if snapshot is not self._of:
+            self._of, self._made = snapshot, {}
         if snapshot is None:
             return None
         if form not in self._made:
             body = render(snapshot, form).encode("utf-8")
             self._made[form] = _answer(HTTPStatus.OK, CONTENT_TYPES[form], body)
         return self._made[form]
-
-    def _current(self) -> Optional[Snapshot]:
-        snapshot = self._snapshot()
-        if snapshot is not self._of:
-            self._of, self._made, self._json = snapshot, {}, {}
-        return snapshot
 
 
 class MetricsServer(LoopServer):
