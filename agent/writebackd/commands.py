@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -95,14 +95,6 @@ def pin(limit_bytes: int, pinned: Pinned) -> Command:
     return Command(
         "pin", f"pinned to {formats.size(limit_bytes)} by uid {pinned.uid}", "pinned",
         {"pin_bytes": limit_bytes, **_AT_ONCE}, {"pinned": pinned},
-    )  # fmt: skip
-
-
-def start_drain(devices: Tuple[str, ...], draining: Draining) -> Command:
-    """Lower the limits of these devices to the floor; replaces an earlier drain."""
-    return Command(
-        "drain", f"drain of {', '.join(devices)} by uid {draining.uid}", "drained",
-        {"draining": devices, **_AT_ONCE}, {"draining": draining},
     )  # fmt: skip
 
 
@@ -232,8 +224,10 @@ class Commands:
             raise RequestError("no device is managed: `writebackctl devices` says why")
         begun_s = self.now()
         draining = Draining(int(begun_s * 1e6), uid, time.time(), begun_s + DRAIN_LEASE_S)
-        self.apply(start_drain(tuple(chosen), draining))
-        log.info("drain of %s by uid %d", ", ".join(chosen), uid)
+        text = f"drain of {', '.join(chosen)} by uid {uid}"
+        memory = {"draining": tuple(chosen), **_AT_ONCE}
+        self.apply(Command("drain", text, "drained", memory, {"draining": draining}))
+        log.info("%s", text)
         return self._draining(draining.number)
 
     def _draining(self, number: int) -> answers.DrainState:
@@ -259,29 +253,19 @@ class Commands:
         lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
         return {"reset_s": totals.reset_s, "lines": lines}
 
-    def _verify(self, snapshot: Snapshot) -> Answer:
-        vm = read_state(self.files)
-        return verify_json(
-            vm,
-            snapshot.sample.host.page_size,
-            self._written(snapshot),
-            snapshot.sample.foreign,
-            self.state.memory.yielded,
-            self.actuator.levers.held(vm.threshold_bytes),
-            [
-                (str(lever), file_of(lever), written, current)
-                for lever, written, current in self.actuator.levers.differing()
-            ],
-        )
-
-    def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
-        """The values this daemon has in the kernel, according to the last decision."""
-        decision = snapshot.decision
-        if self.actuator.dry_run or self.state.memory.limit_bytes is None:
-            return None
-        if decision.limit_bytes is None or decision.background_bytes is None:
-            return None
-        return decision.limit_bytes, decision.background_bytes
+    def _verify(self, snapshot: Snapshot) -> answers.VerifyAnswer:
+        vm, decision, memory = read_state(self.files), snapshot.decision, self.state.memory
+        written = None
+        if not self.actuator.dry_run and memory.limit_bytes is not None:
+            if decision.limit_bytes is not None and decision.background_bytes is not None:
+                written = decision.limit_bytes, decision.background_bytes
+        differing = [
+            (str(lever), file_of(lever), ours, current)
+            for lever, ours, current in self.actuator.levers.differing()
+        ]
+        held = self.actuator.levers.held(vm.threshold_bytes)
+        page_size, foreign = snapshot.sample.host.page_size, snapshot.sample.foreign
+        return verify_json(vm, page_size, written, foreign, memory.yielded, held, differing)
 
     def _mode(self, args: Dict[str, Any], uid: int) -> answers.ModeAnswer:
         try:

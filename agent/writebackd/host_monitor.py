@@ -152,6 +152,7 @@ class HostMonitor:
     ) -> Sample:
         """Read one tick; see Sampler.read."""
         devices = self.topology.devices
+        self._earlier_writers = self.sampler.writers
         backings = together(
             self._backings.seen(devices, now_s), self._caches.seen(devices, now_s)
         )
@@ -176,10 +177,6 @@ class HostMonitor:
         )
         self.rivals.look()  # the writer may have been installed just now
         return writers
-
-    def keep_writers(self) -> None:
-        """Keep the writers of this tick for `named` in the next one."""
-        self._earlier_writers = self.sampler.writers
 
     def _open_probe(self) -> Probe:
         settings = self._settings

@@ -447,7 +447,7 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
         if answers.is_set():
             rig.daemon._signals.stop = "enough"
 
-    rig.daemon._publisher.on_tick = on_tick
+    rig.daemon._report.on_tick = on_tick
     asker = threading.Thread(target=ask)
     asker.start()
     rig.now += 1.0
