@@ -99,7 +99,6 @@ def pin(limit_bytes: int, pinned: Pinned) -> Command:
 
 
 def end_drain(why: str) -> Command:
-    """Decide the limits again, unless they are pinned."""
     state = {"draining": None}
     return Command("drain", f"drain ended {why}", memory={"draining": ()}, state=state)
 

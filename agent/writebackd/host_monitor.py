@@ -118,7 +118,6 @@ class HostMonitor:
 
     @property
     def problems(self) -> List[str]:
-        """What cannot be measured, in words."""
         problems = (
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,

@@ -48,7 +48,7 @@ def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptur
     wait_for(lambda: rig.daemon._report.routes.states()[0].told == 2)
     rig.end()
     path = tmp_path / "state" / "history.db"
-    told = [json.loads(record) for record in read_alerts(path, 10)]
+    told = [json.loads(record) for record in read_alerts(path)]
     assert [(each["what"], each["alert"]["name"]) for each in told] == [
         ("begin", "COLLAPSE"), ("end", "COLLAPSE"),
     ]  # fmt: skip

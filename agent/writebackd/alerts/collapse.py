@@ -174,7 +174,6 @@ def _own(view: DeviceView, health: DeviceHealth) -> bool:
 
 
 def _usual(health: DeviceHealth, syncs: Syncs) -> Optional[Baseline]:
-    """The usual latency of syncs of that size."""
     size = size_class(syncs.done, syncs.size_bytes) if syncs.done else health.size
     return health.usual(health.syncs, size)
 

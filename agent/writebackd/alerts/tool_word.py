@@ -120,7 +120,6 @@ def _size(view: DeviceView, health: DeviceHealth, here: Sequence[Backing]) -> De
 
 
 def _is_shared(view: DeviceView, said: Backing) -> bool:
-    """Whether another device may use the same cache."""
     return any(
         (backing.source, backing.capacity_bytes) == (said.source, said.capacity_bytes)
         for backing in view.tick.sample.backings if backing.device != view.name

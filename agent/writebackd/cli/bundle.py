@@ -27,7 +27,7 @@ from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.daemon_verbs import render_findings
 from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json, show_screen
+from writebackd.cli.output import show_json, show_screen
 from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
 
@@ -169,8 +169,8 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
         show_json(answer)
     else:
         lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
-        show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")
-        show("MANIFEST in it says what was left out: read it before you send it.")
+        print(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")
+        print("MANIFEST in it says what was left out: read it before you send it.")
     return GOOD
 
 

@@ -135,14 +135,12 @@ class Loads:
                 time.sleep(wait_ns / 1e9)
 
     def _is_stale(self) -> bool:
-        """Whether the last order is older than ORDER_S."""
         return time.monotonic_ns() > self._shared[_UNTIL_NS]
 
     # ---- in the parent -----------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether the file to sync exists."""
         return bool(self._shared[_READY])
 
     @property
@@ -337,7 +335,6 @@ class CalibrationHost:
         return sample
 
     def _pass(self, seconds: float) -> None:
-        """Wait while renewing the lease."""
         self._watch.tend()
         if not self._lease.renew():
             raise Refused("the lease expired, and the limits were restored")

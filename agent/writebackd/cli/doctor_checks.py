@@ -58,7 +58,6 @@ _MODULES = (
 
 
 def findings(runtime_dir: Path) -> List[Finding]:
-    """All findings about this host."""
     files = KernelFiles()
     return [
         *privileges(files),
@@ -365,7 +364,6 @@ def _said(report: CollectorReport) -> Iterator[Finding]:
 
 
 def _read(controller: Controller) -> str:
-    """What is known about a controller, as text."""
     modes = Counter(each.mode.value for each in controller.volumes if each.mode is not None)
     size, battery = controller.capacity_bytes, controller.protection
     return ", ".join([
@@ -406,7 +404,6 @@ def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding
 
 
 def _named(controller: Controller, mode: CacheMode) -> str:
-    """The first few volumes with that mode."""
     names = [_name(volume) for volume in controller.volumes if volume.mode is mode]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more

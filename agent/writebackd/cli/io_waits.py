@@ -91,8 +91,6 @@ class Delays:
 
 
 class Waits:
-    """Samples the processes of this host at intervals."""
-
     def __init__(self, delays: Optional[Delays] = None) -> None:
         self._delays = delays or Delays()
         self._last: Dict[Tuple[int, float], Tuple[float, float]] = {}  # when, delay

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
-from writebackd.cli.output import clean, fit
+from writebackd.cli.output import Answer, clean, fit
 from writebackd.cli.status_screen import alert_line, headline, limit_line, mount_point
-from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Answer, Top
+from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Top
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
@@ -98,14 +98,14 @@ class View:
         clock = time.strftime("%H:%M:%S", time.localtime(status["time_s"]))
         title = f"{_shorten(clean(title), width - 11):{width - 11}}  {clock}"
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
+        bar = ("#" * round(min(1.0, filled) * 20)).ljust(20, "-")
         lines = [
             _line(title, width, "bold"),
             _line(f"limit {limit_line(status)}", width),
             _line(
                 f"dirty {formats.size(memory['dirty_bytes'])} now, and"
                 f" {formats.size(memory['writeback_bytes'])} being written"
-                f" {self._bar(filled, 20) + ' ' if width >= _NARROW else ''}"
-                f"{formats.percent(filled)} of the limit",
+                f" {f'[{bar}] ' if width >= _NARROW else ''}{formats.percent(filled)} of the limit",
                 width,
             ),
         ]
@@ -188,17 +188,11 @@ class View:
 
     def sparkline(self, points: Iterable[Optional[float]]) -> str:
         """A character for each latency in seconds; a blank for a missing one."""
-        return "".join(self._glyph(point) for point in points)
-
-    def _glyph(self, point: Optional[float]) -> str:
-        if point is None:
-            return " "
-        steps = math.log10(max(point, _LEAST_S) / _LEAST_S) * _PER_DECADE
-        return self._glyphs[min(len(self._glyphs) - 1, int(steps))]
-
-    def _bar(self, share: float, size: int) -> str:
-        filled = round(min(1.0, max(0.0, share)) * size)
-        return "[" + "#" * filled + "-" * (size - filled) + "]"
+        glyphs = ""
+        for point in points:
+            step = int(math.log10(max(point or 0.0, _LEAST_S) / _LEAST_S) * _PER_DECADE)
+            glyphs += " " if point is None else self._glyphs[min(len(self._glyphs) - 1, step)]
+        return glyphs
 
     # ---- who dirties, who waits ----------------------------------------
 
@@ -258,23 +252,18 @@ class View:
             columns = [("WAITS IO", 8, True), ("D", 3, True)]
             columns += [("CGROUP", width - 14, False)]
             rows = [
-                (_share(share), str(stuck or ""), fit(cgroup, width - 14))
+                (formats.percent(share), str(stuck or ""), fit(cgroup, width - 14))
                 for cgroup, share, stuck in waits_by_cgroup(top.waits)
             ]
         else:
             columns = [("WAITS IO", 8, True), ("D", 1, False), ("PID", 7, True)]
             columns += [("COMMAND", 15, False), ("USER", 8, False), ("CGROUP", width - 46, False)]
             rows = [
-                (
-                    _share(each.share),
-                    "D" * each.stuck,
-                    str(each.pid),
-                    clean(each.name)[:15],
-                    fit(each.user or formats.UNKNOWN, 8),
-                    fit(each.cgroup or formats.UNKNOWN, width - 46),
-                )
+                (formats.percent(each.share), "D" * each.stuck, str(each.pid),
+                 clean(each.name)[:15], fit(each.user or formats.UNKNOWN, 8),
+                 fit(each.cgroup or formats.UNKNOWN, width - 46))
                 for each in top.waits
-            ]
+            ]  # fmt: skip
         for name, size, right in columns:
             _column(table, name, size, right)
         if top.wait_note is None:
@@ -290,7 +279,6 @@ def _reason(device: Answer, with_mount: bool) -> str:
 
 
 def _load_lines(top: Top, width: int) -> int:
-    """Lines that writers and waiting processes take if all are shown."""
     load = top.load or {"tasks": [], "cgroups": []}
     dirtiers = 1 + max(1, len(load["cgroups" if top.by_cgroup else "tasks"]))
     waiters = 1 + max(1, len(top.waits) + (top.wait_note is not None))
@@ -318,10 +306,6 @@ def _unseen(top: Top) -> str:
 
 def _rate(rate: Optional[float]) -> str:
     return f"{formats.size(rate)}/s" if rate is not None else formats.UNKNOWN
-
-
-def _share(share: Optional[float]) -> str:
-    return formats.percent(share)
 
 
 def _shorten(text: str, size: int) -> str:

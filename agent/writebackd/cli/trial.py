@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width, write_page
+from writebackd.cli.output import show_json, width, write_page
 from writebackd.command_line import complain
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
@@ -191,7 +191,7 @@ class _TrialRun:
         if self._options.json or str(self._options.output) == "-" or self._unseen is not None:
             return
         try:
-            show(text)
+            print(text)
             sys.stdout.flush()
         except OSError as error:
             # The terminal is gone, or who reads: the page is to have all the same.
@@ -210,7 +210,6 @@ class _TrialRun:
 
 
 def report_json(report: TrialSummary, file: Optional[str] = None) -> TrialAnswer:
-    """The whole trial as data; unknown values are None."""
     plan, result = report.plan, report.result
     return {
         "host": report.host, "policy": report.policy, "mode": report.mode, "seed": report.seed,

@@ -48,40 +48,17 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
         f"POST {parts.path or '/'} HTTP/1.0\r\nHost: {parts.netloc}\r\nUser-Agent: writebackd\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with _connect(host, port, deadline) as plain:
-        with _secured(plain, host) if parts.scheme == "https" else plain as connection:
+    # Half of it for an address: localhost is also ::1, where few listen.
+    with socket.create_connection((host, port), timeout=limit_s / 2) as plain:
+        connection = plain
+        if parts.scheme == "https":
+            import ssl
+
+            connection = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+        with connection:
             _limit(connection, deadline)
             connection.sendall(head.encode("ascii") + body)
             return _answer(connection, deadline)
-
-
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Connect to the first address that answers: localhost is also ::1, where few listen."""
-    error: OSError = OSError("the name has no address")
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-        try:
-            # Refused as well: where IPv6 is off, or the unit lets no such socket be made.
-            connection = socket.socket(family, kind, protocol)
-        except OSError as failed:
-            error = failed
-            continue
-        try:
-            # A share of the time: one that is never answered leaves some for the next.
-            now = time.monotonic()
-            _limit(connection, now + (deadline - now) / (len(addresses) - tried))
-            connection.connect(address)
-            return connection
-        except OSError as failed:
-            error = failed
-            connection.close()
-    raise error
-
-
-def _secured(connection: socket.socket, host: str) -> socket.socket:
-    import ssl
-
-    return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
 
 
 def _limit(connection: socket.socket, deadline: float) -> None:

@@ -23,7 +23,6 @@ from writebackd.report.control_server import (
     MAX_REQUEST,
     LoopServer,
     open_unix_listener,
-    remove_socket,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
 from writebackd.report.snapshot import Snapshot
@@ -73,17 +72,10 @@ class MetricsServer(LoopServer):
         remove: Optional[Tuple[Path, int]] = None,
         uid_of: Optional[Callable[[socket.socket], Optional[int]]] = None,
     ) -> None:
-        """`remove`: the listener's file and inode, to be removed at the end; `uid_of`: of a TCP
-        connection's peer."""
-        super().__init__(listener, f"metrics on {where}")
+        """`uid_of`: of a TCP connection's peer."""
+        super().__init__(listener, f"metrics on {where}", remove=remove)
         self._exposition = exposition
-        self._remove = remove
         self._tcp_uid_of = uid_of
-
-    def close(self) -> None:
-        super().close()
-        if self._remove is not None:
-            remove_socket(*self._remove)
 
     def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
         head, end, _ = received.partition(_END)
@@ -126,20 +118,14 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(MAX_CLIENTS)
-        except BaseException:
-            listener.close()
-            raise
+        listener = socket.create_server((host, port), family=family, backlog=MAX_CLIENTS)
     except OSError as error:
         number = error.errno or errno.EINVAL
         text = os.strerror(number)
         if number == errno.EAFNOSUPPORT:
             text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
         raise OSError(number, text, where) from None
+    listener.setblocking(False)
     known = owners_are_known(listener)
     return MetricsServer(
         listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None

@@ -148,7 +148,6 @@ class Frame:
             )
 
     def mark(self, value: float, style: str, text: str) -> None:
-        """A vertical line."""
         self.parts.append(
             f'<path class="{style}" d="M{coordinate(self.at_x(value))} {coordinate(self.top)}'
             f'V{coordinate(self.bottom)}">{hover(text)}</path>'
@@ -170,7 +169,6 @@ class Frame:
             self.parts.append(f'<path class="l {style}" d="{"".join(drawn)}">{hover(text)}</path>')
 
     def grid(self) -> str:
-        """Lines at the ticks of both axes."""
         across = "".join(
             f"M{coordinate(self.left)} {coordinate(self.at_y(tick))}H{coordinate(self.right)}"
             for tick in self.y.ticks()

@@ -84,8 +84,6 @@ def replay(
 
 @dataclass
 class Tally:
-    """The result of a replay."""
-
     ticks: int = 0
     different: int = 0
     decisions: int = 0  # new ids
@@ -125,7 +123,6 @@ class Tally:
 
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
-    """The parts that differ, as text."""
     pairs: List[Tuple[str, str]] = []
     if then.limit_bytes != now.limit_bytes:
         pairs.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))

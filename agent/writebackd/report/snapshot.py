@@ -111,7 +111,6 @@ class Totals:
         return replace(self, standing=standing, raised=raised)
 
     def ticked(self, seconds: float) -> "Totals":
-        """Count one more tick of this duration."""
         counts = list(self.ticks)
         counts[bisect_left(TICK_BOUNDS_S, seconds)] += 1
         return replace(self, ticks=tuple(counts), ticks_s=self.ticks_s + seconds)
@@ -248,7 +247,6 @@ class Snapshot:
 
     @property
     def sets_limits(self) -> bool:
-        """Whether decisions are carried out."""
         return self.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
 
     @cached_property

@@ -249,7 +249,6 @@ def _warnings(snapshot: Snapshot) -> List[str]:
 
 
 def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
-    """Problems with the battery behind each device."""
     lines = []
     for cache in backings:
         wrong = battery(cache)

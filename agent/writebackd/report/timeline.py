@@ -60,7 +60,6 @@ class Signs:
 
 
 def trial_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """Begin and end of each trial."""
     return _spans(events, "trial", " ended: ", ())
 
 
