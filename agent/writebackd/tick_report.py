@@ -23,7 +23,7 @@ from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.memory_lock import Usage
 from writebackd.kernel.vm import LEVERS
-from writebackd.notify import Routes
+from writebackd.notify import EventKind, Routes
 from writebackd.policy import Policy
 from writebackd.policy.keys import Metrics
 from writebackd.policy.reload import ActivePolicy
@@ -31,7 +31,6 @@ from writebackd.report.attribution import with_command_lines
 from writebackd.report.device_figures import Collector
 from writebackd.report.history_events import alert_events, events_of
 from writebackd.report.history_store import History
-from writebackd.report.metrics import alerts_of
 from writebackd.report.metrics_server import TextFile
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.verdict import standing
@@ -91,6 +90,9 @@ class TickReport:
     def alerts(self, alerts: Tuple[Alert, ...], wall_s: float) -> None:
         """Send the active alerts, and record what happened to them."""
         happened = self.routes.tell(alerts, wall_s, hidden(self.state.alerts.standing, alerts))
+        for each in happened:
+            if each.what is EventKind.BEGIN:
+                self.state.totals = self.state.totals.alerted(each.alert.name.value)
         for event in alert_events(happened, self.routes.host, self.routes.runbook):
             self.history.record(event)
 
@@ -190,9 +192,9 @@ class TickReport:
 
     def _show(self, snapshot: Snapshot) -> None:
         """Answer requests from this snapshot from now on."""
-        totals = self.state.totals.alerted(frozenset(alerts_of(snapshot)))
-        self.state.totals = totals
-        self.state.snapshot = replace(snapshot, totals=totals, standing=standing(snapshot))
+        self.state.snapshot = replace(
+            snapshot, totals=self.state.totals, standing=standing(snapshot)
+        )
         if self._textfile is not None:
             self._textfile.offer(self.state.snapshot)
         self.on_tick(self.state.snapshot)

@@ -16,9 +16,10 @@ import mmap
 import os
 import random
 import signal
+import tempfile
 import time
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import IO, Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate import kill_switch
@@ -67,12 +68,11 @@ class Loads:
         self._shared = memoryview(self._memory).cast("q")
         self._shared[_WAIT_NS] = _NO_SYNCS
         self.pids: Tuple[int, ...] = ()
-        self._files: List[int] = []
+        self._files: List[IO[bytes]] = []
         try:
             for work in (self._flood, self._sync):
-                file = _nameless(directory)
-                self._files.append(file)
-                self.pids += (self._started(work, file, budget_bytes),)
+                self._files.append(tempfile.TemporaryFile(dir=directory))
+                self.pids += (self._started(work, self._files[-1].fileno(), budget_bytes),)
         except BaseException:
             self.close()
             raise
@@ -182,7 +182,7 @@ class Loads:
         """Drop the files, and their dirty pages."""
         self.stop()
         for file in self._files:
-            os.close(file)
+            file.close()
         until, left = time.monotonic() + _END_S, list(self.pids)
         while left and time.monotonic() < until:
             left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
@@ -195,18 +195,6 @@ def _has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _nameless(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    path = directory / f".writebackd-calibrate-{os.urandom(8).hex()}"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return file
 
 
 # Of the filesystem, that stays free for others.

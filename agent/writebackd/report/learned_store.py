@@ -8,6 +8,7 @@ import logging
 import os
 from collections import deque
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
@@ -111,7 +112,7 @@ class LearnedStore(BackgroundWriter):
             log.info("learned before: %d devices in %s", len(known), self.path)
         self._read.append(known)
         for learned in self._items():
-            self._tell(self._store(learned), "%s cannot be written: %s")
+            self._try(partial(save_learned, self.path, learned), "%s cannot be written: %s")
 
     def _load(self) -> Dict[str, Learned]:
         try:
@@ -129,14 +130,6 @@ class LearnedStore(BackgroundWriter):
                 moved = f"and cannot be moved ({failed.strerror})"
             log.warning("%s is damaged (%s), %s; learning starts anew", self.path, error, moved)
             return {}
-
-    def _store(self, known: Mapping[str, Learned]) -> Optional[str]:
-        """Write the file; returns the error."""
-        try:
-            save_learned(self.path, known)
-        except OSError as error:
-            return str(error)
-        return None
 
 
 def save_learned(path: Path, known: Mapping[str, Learned]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.device_answers import time_to_clean
@@ -205,18 +205,13 @@ def _counters(snapshot: Snapshot) -> Sequence[Value]:
     )  # fmt: skip
 
 
-def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
-    """Severities by name, device ("": the host) and cause; the worse of two severities counts."""
+def _alerts(page: _Page, snapshot: Snapshot) -> None:
+    # By name, device ("": the host) and cause; the worse of two severities counts.
     severities: Dict[Tuple[str, str, str], str] = {}
     for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
         if severities.get(key) != Severity.CRITICAL.value:
             severities[key] = alert.severity.value
-    return severities
-
-
-def _alerts(page: _Page, snapshot: Snapshot) -> None:
-    severities = alerts_of(snapshot)
     name = page.family("alerts_raised", "counter", "Alerts raised, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _PLAIN = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"  # of a head
-_WORDS = "metrics: %s %s"  # of the textfile in the log
+_UNWRITTEN = "metrics: %s cannot be written: %s"  # of the textfile in the log
 
 
 class Exposition:
@@ -206,23 +207,12 @@ class TextFile(BackgroundWriter):
         try:
             self._thread.start()
         except RuntimeError as error:  # TasksMax= of the unit
-            self._tell(f"cannot be written: {error}", _WORDS)
+            self._tell(str(error), _UNWRITTEN)
 
     def _run(self) -> None:
         for snapshot in self._items():
-            self._tell(self._store(render(snapshot, PROMETHEUS)), _WORDS)
-        try:
-            self.path.unlink()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self._tell(f"cannot be removed: {error.strerror}", _WORDS)
-
-    def _store(self, text: str) -> Optional[str]:
-        """Replace the file; returns the error."""
-        try:
+            data = render(snapshot, PROMETHEUS).encode("utf-8")
             # node_exporter reads *.prom, so it never sees the temporary file.
-            write_atomically(self.path, text.encode("utf-8"))
-        except OSError as error:
-            return f"cannot be written: {error.strerror}"
-        return None
+            self._try(partial(write_atomically, self.path, data), _UNWRITTEN)
+        removed = partial(self.path.unlink, missing_ok=True)
+        self._try(removed, "metrics: %s cannot be removed: %s")
