@@ -385,27 +385,26 @@ def _lacks(controller: Controller) -> List[str]:
         each.mode is not CacheMode.WRITE_THROUGH for each in volumes
     )
     known = controller.protection or any("battery" in word for word in controller.unread)
-    more = [f"{len(words) - 4} more"] if len(words) > 5 else []
-    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not known else [])]
+    return [*_few(words), *(["battery"] if needed and not known else [])]
+
+
+def _few(words: List[str]) -> List[str]:
+    return words if len(words) < 6 else [*words[:4], f"{len(words) - 4} more"]
 
 
 def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:
     protection = controller.protection
     if protection is not None and protection is not Protection.OK:
         yield "warning", f"{where}: battery {protection.value} ({source})"
-    always = _named(controller, CacheMode.ALWAYS_WRITE_BACK)
+    always = [
+        _name(each) for each in controller.volumes if each.mode is CacheMode.ALWAYS_WRITE_BACK
+    ]
     if always:
         yield (
             "warning",
-            f"{where}: write-back even without a battery ({always}, {source}): a power failure"
-            " loses data and can destroy the filesystem",
+            f"{where}: write-back even without a battery ({', '.join(_few(always))}, {source}): a"
+            " power failure loses data and can destroy the filesystem",
         )
-
-
-def _named(controller: Controller, mode: CacheMode) -> str:
-    names = [_name(volume) for volume in controller.volumes if volume.mode is mode]
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
 
 
 def _name(volume: Volume) -> str:
