@@ -23,7 +23,8 @@ from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.memory_lock import Usage
 from writebackd.kernel.vm import LEVERS
-from writebackd.notify import EventKind, Routes
+from writebackd.notify.alert_events import EventKind
+from writebackd.notify.dispatch import Routes
 from writebackd.policy import Policy
 from writebackd.policy.keys import Metrics
 from writebackd.policy.reload import ActivePolicy

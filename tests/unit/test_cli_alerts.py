@@ -19,8 +19,8 @@ from writebackd.alerts.alert_types import Alert
 from writebackd.cli.alerts import render
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE
 from writebackd.cli.history import folded, render_history
-from writebackd.notify import RouteState
 from writebackd.notify.alert_events import Tracker
+from writebackd.notify.route import RouteState
 from writebackd.report.alert_answers import alert_answer, past_json
 from writebackd.report.history_events import RESOLVED, alert_events
 from writebackd.report.history_schema import Event, read_alerts, read_history

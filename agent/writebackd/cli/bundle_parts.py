@@ -28,7 +28,6 @@ from writebackd.cli.history import figures_json, state_dir
 from writebackd.cli.policy import effective
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
-from writebackd.policy.load import search_dirs
 from writebackd.report.history_schema import read_figures, read_history
 from writebackd.report.learned_store import read_learned
 from writebackd.storage.report_file import MOST_FILE
@@ -93,15 +92,6 @@ def _learned(host: Host) -> str:
     known = read_learned(host.state_dir / LEARNED)
     # Without its names, which are serial numbers of disks.
     return json.dumps([asdict(each) for each in known.values()], indent=1)
-
-
-def _policy_files(host: Host) -> str:
-    """All files that the site wrote, including drop-ins, valid or not."""
-    lines: List[str] = []
-    for directory in search_dirs(None, host.files.path("/"))[1:]:
-        for path in sorted(directory.glob("**/*.conf")):
-            lines += [f"# ---- {path}", _text(path)]
-    return "\n".join(lines) or "none"
 
 
 def _text(path: Path) -> str:
@@ -240,7 +230,9 @@ COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
     ("policy.conf", lambda host: effective(host.runtime_dir)),
-    ("policy-files.txt", _policy_files),
+    # All that the site wrote, including drop-ins, valid or not.
+    ("policy-files.txt", _files(*(
+        f"/{top}/writebackd/policies.d/**/*.conf" for top in ("usr/lib", "run", "etc")))),
     ("run.txt", _runtime),
     # Unchanged, also if the daemon does not accept it.
     ("raid.json", lambda host: _read(host.files.path(RAID), MOST_FILE, os.O_NOFOLLOW)),

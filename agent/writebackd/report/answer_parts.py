@@ -89,7 +89,11 @@ def verify_json(
     differences: List[answers.Difference] = []
     for lever, file, expected, current in (
         *(_differences(vm, page_size, written) if written is not None else ()),
-        *((name, file, _natural(old), _natural(new)) for name, file, old, new in differing),
+        # `max` is no limit.
+        *(
+            (name, file, *(int(text) if text.isdigit() else None for text in texts))
+            for name, file, *texts in differing
+        ),
     ):
         who = writers.get(lever, ForeignWrite(lever, ""))
         differences.append({
@@ -128,8 +132,3 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
         for lever, name, expected, current in zip(_PAIR, names, effective, in_force)
         if abs(expected - current) > page_size
     ]
-
-
-def _natural(text: str) -> Optional[int]:
-    """The number in a file; None for `max`, which is no limit."""
-    return int(text) if text.isdigit() else None

@@ -15,7 +15,7 @@ from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.kernel.conflicting_tools import ConflictingTool
-from writebackd.notify import RouteState
+from writebackd.notify.route import RouteState
 from writebackd.policy import Policy
 from writebackd.policy.keys import Objective
 from writebackd.policy.reload import Open
