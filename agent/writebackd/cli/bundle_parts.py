@@ -25,7 +25,7 @@ from writebackd.cli import doctor_checks
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.history import figures_json, state_dir
-from writebackd.cli.policy import effective
+from writebackd.cli.policy import in_force, rendered
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.report.history_schema import read_figures, read_history
@@ -229,7 +229,7 @@ COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("history.jsonl", _events),
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
-    ("policy.conf", lambda host: effective(host.runtime_dir)),
+    ("policy.conf", lambda host: rendered(in_force(host.runtime_dir, None))),
     # All that the site wrote, including drop-ins, valid or not.
     ("policy-files.txt", _files(*(
         f"/{top}/writebackd/policies.d/**/*.conf" for top in ("usr/lib", "run", "etc")))),

@@ -55,11 +55,10 @@ def show_(options: argparse.Namespace) -> int:
         policy = load_policy(options.name, options.config_dir)
     else:
         policy = in_force(options.runtime_dir, options.config_dir)
-    opened = _open_window(policy)
     if options.json:
-        show_json(_as_json(policy, opened))
+        show_json(_as_json(policy))
     elif options.effective:
-        print(_rendered(policy, opened))
+        print(rendered(policy))
     else:
         for path in policy.files:
             with open(path, encoding="utf-8") as file:
@@ -67,20 +66,16 @@ def show_(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def effective(runtime_dir: Path) -> str:
-    """The output of `show --effective`. Raises PolicyError or CommandError."""
-    policy = in_force(runtime_dir, None)
-    return _rendered(policy, _open_window(policy))
-
-
 def _open_window(policy: Policy) -> Optional[Open]:
     return read_timetable(policy).at(time.time()).window
 
 
-def _rendered(policy: Policy, opened: Optional[Open]) -> str:
+def rendered(policy: Policy) -> str:
+    """The merged values, and which window is open."""
     text = render(policy).rstrip("\n")
     if not policy.windows:
         return text
+    opened = _open_window(policy)
     now = "No window is open now."
     if opened is not None:
         now = f"Window {opened.name} is open now, until {opened.until}: its values are in force."
@@ -208,7 +203,8 @@ def _verdict_lines(verdict: Verdict) -> List[str]:
     return lines
 
 
-def _as_json(policy: Policy, opened: Optional[Open]) -> PolicyShowAnswer:
+def _as_json(policy: Policy) -> PolicyShowAnswer:
+    opened = _open_window(policy)
     sections: Dict[str, Dict[str, Setting]] = {}
 
     def add(section: str, key: Key, value: Any, origin: str) -> None:
