@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -105,12 +105,15 @@ def end_drain(why: str) -> Command:
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
     """Commands that end an expired pin, or a drain whose client is gone."""
-    if state.pinned is not None and state.pinned.is_over(now_s):
+    def is_over(order: Union[Pinned, Draining, None]) -> bool:
+        return order is not None and order.until_s is not None and now_s >= order.until_s
+
+    if is_over(state.pinned):
         log.info("pin expired")
         unpinned = {"pin_bytes": None, **_AT_ONCE}
         text = "released when the pin expired"
         yield Command("pin", text, memory=unpinned, state={"pinned": None})
-    if state.draining is not None and state.draining.is_over(now_s):
+    if is_over(state.draining):
         log.info("drain ended: its client is gone")
         yield end_drain("since its client is gone")
 

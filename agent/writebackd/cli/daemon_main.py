@@ -304,7 +304,7 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
     target: logging.Handler = logging.StreamHandler()
     if not os.environ.get("JOURNAL_STREAM"):
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    elif journald.is_there():
+    elif os.path.exists(journald.SOCKET):
         target = journald.JournalHandler()
     else:
         target.setFormatter(journald.PriorityFormatter())

@@ -352,6 +352,10 @@ def report(options: argparse.Namespace) -> int:
     # Whole rows: what the page says it is about is what its figures are of.
     end_s = max([last_s, *(row.end_s for row in rows)])
     begin_s = max(since_s or 0.0, first_s)
+    status = status_of(options.runtime_dir)
+    writes_here = status is not None and (
+        os.path.realpath(status["state_dir"]) == os.path.realpath(path.parent)
+    )
     about = Span(
         host=socket.gethostname(),
         version=__version__,
@@ -359,7 +363,7 @@ def report(options: argparse.Namespace) -> int:
         begin_s=min([begin_s, end_s, *(row.wall_s for row in rows)]),
         end_s=end_s,
         made_s=now_s,
-        running=_is_written(path, options),
+        running=writes_here,
     )
     page = render(about, rows, events, past)
     write_page(options.output, page)
@@ -374,10 +378,3 @@ def report(options: argparse.Namespace) -> int:
         f" {shown} events",
     )
     return GOOD
-
-
-def _is_written(path: Path, options: argparse.Namespace) -> bool:
-    """Whether a running daemon writes this history."""
-    status = status_of(options.runtime_dir)
-    here = os.path.realpath(path.parent)
-    return status is not None and os.path.realpath(status["state_dir"]) == here

@@ -156,9 +156,6 @@ class Pinned(NamedTuple):
     wall_s: float
     until_s: Optional[float] = None  # as Sample.time_s; None: until it is released
 
-    def is_over(self, now_s: float) -> bool:
-        return self.until_s is not None and now_s >= self.until_s
-
 
 class Draining(NamedTuple):
     """Who drains, and how long the limits of the devices stay at the floor."""
@@ -167,9 +164,6 @@ class Draining(NamedTuple):
     uid: int
     wall_s: float
     until_s: Optional[float]  # as Sample.time_s, unless renewed; None: until it is released
-
-    def is_over(self, now_s: float) -> bool:
-        return self.until_s is not None and now_s >= self.until_s
 
 
 class VerdictCode(Enum):
