@@ -31,7 +31,6 @@ def drop_unwritten(name: str = "stderr") -> None:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
-    """An argument type: a number of seconds."""
 
     def parse(text: str) -> float:
         try:

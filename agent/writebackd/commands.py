@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -24,18 +24,10 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import file_of
 from writebackd.kernel.vm import in_words, read_state
 from writebackd.report.alert_answers import alert_answer
-from writebackd.report.answer_parts import (
-    drain_json,
-    forget_json,
-    mode_json,
-    pin_json,
-    reset_stats_json,
-    verify_json,
-)
+from writebackd.report.answer_parts import verify_json
 from writebackd.report.attribution import for_user
 from writebackd.report.control_server import (
     RequestError,
-    Shared,
     names_argument,
     seconds_argument,
     size_argument,
@@ -44,12 +36,15 @@ from writebackd.report.control_server import (
 from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import LearnedStore
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, render
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.runtime_state import RuntimeState
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
+
+if TYPE_CHECKING:
+    from writebackd.report import answers
 
 log = logging.getLogger(__name__)
 
@@ -103,30 +98,31 @@ def pin(limit_bytes: int, pinned: Pinned) -> Command:
     )  # fmt: skip
 
 
-def start_drain(devices: Tuple[str, ...], draining: Draining) -> Command:
-    """Lower the limits of these devices to the floor; replaces an earlier drain."""
-    return Command(
-        "drain", f"drain of {', '.join(devices)} by uid {draining.uid}", "drained",
-        {"draining": devices, **_AT_ONCE}, {"draining": draining},
-    )  # fmt: skip
-
-
 def end_drain(why: str) -> Command:
-    """Decide the limits again, unless they are pinned."""
     state = {"draining": None}
     return Command("drain", f"drain ended {why}", memory={"draining": ()}, state=state)
 
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
     """Commands that end an expired pin, or a drain whose client is gone."""
-    if state.pinned is not None and state.pinned.is_over(now_s):
+    def is_over(order: Union[Pinned, Draining, None]) -> bool:
+        return order is not None and order.until_s is not None and now_s >= order.until_s
+
+    if is_over(state.pinned):
         log.info("pin expired")
         unpinned = {"pin_bytes": None, **_AT_ONCE}
         text = "released when the pin expired"
         yield Command("pin", text, memory=unpinned, state={"pinned": None})
-    if state.draining is not None and state.draining.is_over(now_s):
+    if is_over(state.draining):
         log.info("drain ended: its client is gone")
         yield end_drain("since its client is gone")
+
+
+def metrics_answer(snapshot: Snapshot, form: Optional[str]) -> answers.MetricsAnswer:
+    form = form or OPENMETRICS
+    if form not in CONTENT_TYPES:
+        raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
+    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,6 @@ class Commands:
     # Answers with what was put back, and may raise OSError or ValueError.
     apply: Callable[[Command], Actions]
     trial: Callable[[Dict[str, Any], Snapshot], Answer]
-    metrics: Callable[[str], Optional[Shared]]
     hidepid: Callable[[], Optional[str]]  # the option by which /proc hides processes, or None
     now: Callable[[], float]  # the clock of Sample.time_s
 
@@ -172,21 +167,15 @@ class Commands:
             "trial": lambda: self.trial(args, shown),
             "top": lambda: top_json(shown),
             "verify": lambda: self._verify(shown),
-            "metrics": lambda: self._metrics_page(args),
+            "metrics": lambda: metrics_answer(shown, text_argument(args, "format")),
         }
         if verb not in answers:
             raise RequestError(f"unknown verb {verb!r}")
         return answers[verb]()
 
-    def _metrics_page(self, args: Dict[str, Any]) -> Shared:
-        form = text_argument(args, "format") or OPENMETRICS
-        if form not in CONTENT_TYPES:
-            raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
-        page = self.metrics(form)
-        assert page is not None  # there is a snapshot
-        return page
-
-    def _forget(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Answer:
+    def _forget(
+        self, snapshot: Snapshot, args: Dict[str, Any], uid: int
+    ) -> answers.ForgetAnswer:
         wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
@@ -197,9 +186,9 @@ class Commands:
             raise RequestError("learned values are still being read: try again in a second", 1)
         self.apply(Command("forget", forgets=names[0]))
         log.info("learned values of %s dropped by uid %d", names[0], uid)
-        return forget_json(names[0], ["learned again from the next flood and fsync"])
+        return {"device": names[0], "lines": ["learned again from the next flood and fsync"]}
 
-    def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Answer:
+    def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> answers.DrainState:
         """`start`, then `renew` until `end` or `hold`; without renewal a drain ends by itself."""
         order = text_argument(args, "order")
         if order == "start":
@@ -208,20 +197,20 @@ class Commands:
             raise RequestError("order is start, renew, hold or end")
         number, now = size_argument(args, "number", of=""), self.state.draining
         if now is None or now.number != number:
-            return drain_json(number, ())  # released, or another one has taken its place
+            # Released, or another one has taken its place.
+            return {"number": number, "devices": [], "lowered": False, "lines": []}
         if order == "end":
             self.apply(end_drain(f"by uid {uid}"))
-            return drain_json(number, ())
-        if order == "hold":
+        elif order == "hold":
             self.state.draining = now._replace(until_s=None)
             log.info("drain held by uid %d", uid)
         elif now.until_s is not None:
             self.state.draining = now._replace(until_s=self.now() + DRAIN_LEASE_S)
-        return drain_json(number, self.state.memory.draining, self._not_lowered())
+        return self._draining(number)
 
     def _start_drain(
         self, snapshot: Snapshot, args: Dict[str, Any], uid: int
-    ) -> Answer:
+    ) -> answers.DrainState:
         wanted = names_argument(args, "devices")
         chosen = {
             seen.device.name: seen
@@ -237,52 +226,50 @@ class Commands:
             raise RequestError("no device is managed: `writebackctl devices` says why")
         begun_s = self.now()
         draining = Draining(int(begun_s * 1e6), uid, time.time(), begun_s + DRAIN_LEASE_S)
-        self.apply(start_drain(tuple(chosen), draining))
-        log.info("drain of %s by uid %d", ", ".join(chosen), uid)
-        return drain_json(draining.number, tuple(chosen), self._not_lowered())
+        text = f"drain of {', '.join(chosen)} by uid {uid}"
+        memory = {"draining": tuple(chosen), **_AT_ONCE}
+        self.apply(Command("drain", text, "drained", memory, {"draining": draining}))
+        log.info("%s", text)
+        return self._draining(draining.number)
 
-    def _not_lowered(self) -> Sequence[str]:
-        """Why a drain does not lower the limits."""
+    def _draining(self, number: int) -> answers.DrainState:
+        """Which devices are drained, and why that does not lower the limits if it does not."""
         memory, off = self.state.memory, self.state.off
+        lines: List[str] = []
         if off is not None:
-            return [f"limits stay as they are: {off} exists"]
-        if memory.mode is Mode.OBSERVE or memory.yielded is not None:
-            return ["limits stay as they are until `writebackctl enforce`"]
-        if memory.pin_bytes is not None:
-            return [f"limits stay pinned to {formats.size(memory.pin_bytes)}"]
-        return []
+            lines.append(f"limits stay as they are: {off} exists")
+        elif memory.mode is Mode.OBSERVE or memory.yielded is not None:
+            lines.append("limits stay as they are until `writebackctl enforce`")
+        elif memory.pin_bytes is not None:
+            lines.append(f"limits stay pinned to {formats.size(memory.pin_bytes)}")
+        devices = list(memory.draining)
+        return {
+            "number": number, "devices": devices, "lowered": bool(devices) and not lines,
+            "lines": lines if devices else [],
+        }  # fmt: skip
 
-    def _reset_stats(self, uid: int) -> Answer:
+    def _reset_stats(self, uid: int) -> answers.ResetStatsAnswer:
         totals = self.state.totals.zeroed(time.time())
         self.apply(Command("reset", f"counters zeroed by uid {uid}", state={"totals": totals}))
         log.info("counters zeroed by uid %d", uid)
-        return reset_stats_json(self.state.totals)
+        lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
+        return {"reset_s": totals.reset_s, "lines": lines}
 
-    def _verify(self, snapshot: Snapshot) -> Answer:
-        vm = read_state(self.files)
-        return verify_json(
-            vm,
-            snapshot.sample.host.page_size,
-            self._written(snapshot),
-            snapshot.sample.foreign,
-            self.state.memory.yielded,
-            self.actuator.levers.held(vm.threshold_bytes),
-            [
-                (str(lever), file_of(lever), written, current)
-                for lever, written, current in self.actuator.levers.differing()
-            ],
-        )
+    def _verify(self, snapshot: Snapshot) -> answers.VerifyAnswer:
+        vm, decision, memory = read_state(self.files), snapshot.decision, self.state.memory
+        written = None
+        if not self.actuator.dry_run and memory.limit_bytes is not None:
+            if decision.limit_bytes is not None and decision.background_bytes is not None:
+                written = decision.limit_bytes, decision.background_bytes
+        differing = [
+            (str(lever), file_of(lever), ours, current)
+            for lever, ours, current in self.actuator.levers.differing()
+        ]
+        held = self.actuator.levers.held(vm.threshold_bytes)
+        page_size, foreign = snapshot.sample.host.page_size, snapshot.sample.foreign
+        return verify_json(vm, page_size, written, foreign, memory.yielded, held, differing)
 
-    def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
-        """The values this daemon has in the kernel, according to the last decision."""
-        decision = snapshot.decision
-        if self.actuator.dry_run or self.state.memory.limit_bytes is None:
-            return None
-        if decision.limit_bytes is None or decision.background_bytes is None:
-            return None
-        return decision.limit_bytes, decision.background_bytes
-
-    def _mode(self, args: Dict[str, Any], uid: int) -> Answer:
+    def _mode(self, args: Dict[str, Any], uid: int) -> answers.ModeAnswer:
         try:
             mode = Mode(text_argument(args, "mode"))
         except ValueError:
@@ -298,7 +285,8 @@ class Commands:
         off = self.state.off
         if mode is Mode.ENFORCE and off is not None:
             lines.append(f"takes effect when {off} is removed")
-        return mode_json(mode, lines, good=all(action.ok for action in actions))
+        good = all(action.ok for action in actions)
+        return {"mode": mode.value, "good": good, "lines": lines}
 
     def _restores(self) -> str:
         """What exit restores: not the first original limits if somebody has changed them."""
@@ -309,7 +297,7 @@ class Commands:
             return text
         return f"{text} (was {in_words(first)}: `writebackctl restore --first-found`)"
 
-    def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Answer:
+    def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> answers.PinAnswer:
         if verb == "release":
             self.apply(Command(
                 "pin", f"released by uid {uid}", "released",
@@ -317,7 +305,7 @@ class Commands:
                 {"pinned": None, "draining": None},
             ))  # fmt: skip
             log.info("released by uid %d", uid)
-            return pin_json(None)
+            return {"pin_bytes": None, "for_s": None, "lines": []}
         wanted, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
         if wanted < LEAST_LIMIT_BYTES:
             raise RequestError(
@@ -340,4 +328,4 @@ class Commands:
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if off is not None:
             lines.append(f"takes effect when {off} is removed")
-        return pin_json(wanted, lines, for_s)
+        return {"pin_bytes": wanted, "for_s": for_s, "lines": lines}

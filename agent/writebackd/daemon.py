@@ -45,7 +45,7 @@ from writebackd.report.metrics_server import Exposition, MetricsServer, open_ser
 from writebackd.report.recorder import Recorder
 from writebackd.report.snapshot import Snapshot, in_mode
 from writebackd.runtime_state import OrdersFile
-from writebackd.tick_report import Publisher, TickReport
+from writebackd.tick_report import TickReport
 from writebackd.trial.trial_run import End, TrialController
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.samples import Sample
@@ -124,7 +124,6 @@ class Daemon:
         self._executor = Executor(self._actuator, self.state.count_writes)
         self._executor.set_dry_run(self.state.memory.mode, off=False)
         self._history = History(options.state_dir / HISTORY)
-        self._publisher = Publisher(self._history, self.policy.alerts, on_tick)
         kept = self.policy.history.samples_bytes
         self._recorder = Recorder(options.state_dir / SAMPLES, kept) if kept else None
         self._learned = LearnedStore(
@@ -136,13 +135,12 @@ class Daemon:
         self._signals = Signals()
         self._report = TickReport(
             self._files, self.state, self._monitor, self.policies, self._actuator, self._lease,
-            self._watch, self._history, self._publisher, options.state_dir, _boottime(),
+            self._watch, self._history, on_tick, options.state_dir, _boottime(),
         )
-        self._exposition = Exposition(lambda: self.state.snapshot)
         self._trial = TrialController(self._begin_trial, self._end_trial)
         self.handle = Commands(
             self._files, self._actuator, self.state, self._learned, self.apply, self._order_trial,
-            self._exposition.as_json, self._monitor.hidepid.option, _boottime,
+            self._monitor.hidepid.option, _boottime,
         ).handle
         self._hurry = False
         collect_seldom()
@@ -162,7 +160,7 @@ class Daemon:
     def _run(self, ready: Callable[[], None]) -> None:
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         loop = EventLoop(self._signals, [server, *self._open_metrics()])
-        self._publisher.open_textfile(self.policies.first.metrics)
+        self._report.open_textfile(self.policies.first.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S) and self.state.memory.mode is Mode.ENFORCE:
@@ -186,7 +184,7 @@ class Daemon:
             self._signals.close()
             self._off_switch.close()
             self._monitor.sampler.probe.close()
-            self._publisher.close()
+            self._report.close()
             self._learned.keep(self.state.memory, time.time())
             self._learned.close(timeout=1.0)
             ended = self._signals.stop or "an error"
@@ -281,7 +279,6 @@ class Daemon:
             return None
         if foreign:
             sample = replace(sample, foreign=self._monitor.named(foreign, self._watch.pid))
-        self._monitor.keep_writers()
         return sample
 
     def _step_trial(self, policy: Policy, sample: Sample) -> None:
@@ -359,7 +356,8 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         path, http = self._options.runtime_dir / METRICS, self.policies.first.metrics.http
-        servers, self._report.no_metrics = open_servers(path, http, self._exposition)
+        exposition = Exposition(lambda: self.state.snapshot)
+        servers, self._report.no_metrics = open_servers(path, http, exposition)
         return servers
 
     def _excluded(self, device: Device) -> Optional[str]:
@@ -387,7 +385,7 @@ class Daemon:
             self.apply(set_mode(mode, by_verb=False))
         if not self.state.trial_just_ended:
             self._actuator.set_on_exit(policy.on_exit)
-        self._publisher.routes.reload(policy.alerts)
+        self._report.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
     # ---- commands ------------------------------------------------------

@@ -18,7 +18,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop: Optional[str] = None  # the name of the signal that asked
-        self._reload = False
+        self.reload = False  # asked for, and not done yet
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -41,11 +41,6 @@ class Signals:
         except BlockingIOError:
             pass
 
-    def take_reload(self) -> bool:
-        """Whether SIGHUP came since the last call."""
-        asked, self._reload = self._reload, False
-        return asked
-
     def close(self) -> None:
         signal.set_wakeup_fd(-1)
         self._receiver.close()
@@ -55,7 +50,7 @@ class Signals:
         self.stop = signal.Signals(number).name
 
     def _on_reload(self, _number: int, _frame: object) -> None:
-        self._reload = True
+        self.reload = True
 
 
 # Of a tick, from the counters' zero to the first decision, which a start takes less than a second
@@ -91,7 +86,8 @@ class EventLoop:
                     signals.drain()
                 if time.monotonic() >= next_tick:
                     break  # waiting clients are ready in the next round as well
-            if signals.take_reload():
+            if signals.reload:
+                signals.reload = False
                 reload()
             now = time.monotonic()
             if now >= next_tick and signals.stop is None:

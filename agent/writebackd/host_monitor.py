@@ -14,6 +14,7 @@ import threading
 from dataclasses import replace
 from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
+from writebackd.alerts.alert_types import AlertName
 from writebackd.kernel.conflicting_tools import (
     ConflictingTool,
     ConflictMonitor,
@@ -21,14 +22,15 @@ from writebackd.kernel.conflicting_tools import (
 )
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
+from writebackd.kernel.lever_writers import writer_of
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.mounts import open_uevents
 from writebackd.kernel.probe import BpfProbe, Probe, open_probe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
+from writebackd.notify import journal_route
 from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
-from writebackd.report.attribution import name_writers
 from writebackd.storage.backing_watch import CACHES_S, BackingWatch, look_at_caches, together
 from writebackd.types.levers import Action, ForeignWrite
 from writebackd.types.samples import Sample
@@ -118,7 +120,6 @@ class HostMonitor:
 
     @property
     def problems(self) -> List[str]:
-        """What cannot be measured, in words."""
         problems = (
             self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
             self._caches.error,
@@ -152,6 +153,7 @@ class HostMonitor:
     ) -> Sample:
         """Read one tick; see Sampler.read."""
         devices = self.topology.devices
+        self._earlier_writers = self.sampler.writers
         backings = together(
             self._backings.seen(devices, now_s), self._caches.seen(devices, now_s)
         )
@@ -162,24 +164,31 @@ class HostMonitor:
     def named(
         self, foreign: Tuple[ForeignWrite, ...], watcher_pid: Optional[int]
     ) -> Tuple[ForeignWrite, ...]:
-        """The same writes with their writers, if the probe saw them."""
+        """The same writes with their writers, if the probe saw them.
+
+        A lever other than the limits is left to its writer, which is logged.
+        """
         # Of the last tick as well: a write may come between reading the limits and
         # reading the probe.
         seen = (self._earlier_writers, self.sampler.writers)
         own = (os.getpid(), watcher_pid)
-        writers = tuple(
-            replace(write, place=next((
+        writers = []
+        for write in foreign:
+            writer = self.sampler.locate(writer_of(write, seen, own) or write)
+            if not write.is_limit:
+                log.warning(
+                    "%s: %s set %s=%s: lever released",
+                    AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
+                    extra=journal_route.foreign(writer),
+                )
+            setting = f"vm.{write.lever}={write.value}"
+            at_boot = (
                 tool.where for tool in self.rivals.tools or ()
-                if tool.kind == "boot" and tool.setting == f"vm.{write.lever}={write.value}"
-            ), None))
-            for write in name_writers(foreign, seen, own, self.sampler.locate)
-        )
+                if tool.kind == "boot" and tool.setting == setting
+            )
+            writers.append(replace(writer, place=next(at_boot, None)))
         self.rivals.look()  # the writer may have been installed just now
-        return writers
-
-    def keep_writers(self) -> None:
-        """Keep the writers of this tick for `named` in the next one."""
-        self._earlier_writers = self.sampler.writers
+        return tuple(writers)
 
     def _open_probe(self) -> Probe:
         settings = self._settings

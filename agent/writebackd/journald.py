@@ -9,7 +9,6 @@ loop. A socket of our own waits without the lock, and for a limited time.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import struct
@@ -26,11 +25,6 @@ _PRIORITIES = (
 )  # fmt: skip
 
 Fields = Mapping[str, Union[str, int]]
-
-
-def is_there(path: str = SOCKET) -> bool:
-    """Whether journald accepts messages."""
-    return os.path.exists(path)
 
 
 def send(fields: Fields, path: str = SOCKET, limit_s: float = LIMIT_S) -> None:

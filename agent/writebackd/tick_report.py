@@ -17,22 +17,21 @@ from writebackd.actuate.watcher_supervisor import LeaseHolder, WatcherSupervisor
 from writebackd.alerts.alert_types import Alert
 from writebackd.alerts.blind import BlindTicks
 from writebackd.alerts.detect import detect
-from writebackd.alerts.detector_memory import ActiveAlert, Key
 from writebackd.alerts.lifecycle import hidden
 from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.argv_redaction import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.memory_lock import Usage
 from writebackd.kernel.vm import LEVERS
-from writebackd.notify import Routes
+from writebackd.notify.alert_events import EventKind
+from writebackd.notify.dispatch import Routes
 from writebackd.policy import Policy
-from writebackd.policy.keys import Metrics, Routing
+from writebackd.policy.keys import Metrics
 from writebackd.policy.reload import ActivePolicy
 from writebackd.report.attribution import with_command_lines
 from writebackd.report.device_figures import Collector
 from writebackd.report.history_events import alert_events, events_of
 from writebackd.report.history_store import History
-from writebackd.report.metrics import alerts_of
 from writebackd.report.metrics_server import TextFile
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.verdict import standing
@@ -44,53 +43,12 @@ from writebackd.types.samples import Sample
 log = logging.getLogger(__name__)
 
 
-class Publisher:
-    """Sends a tick to history, alert routes, textfile and log; their threads drop and count."""
-
-    def __init__(
-        self, history: History, routing: Routing,
-        on_tick: Callable[[Optional[Snapshot]], None],
-    ) -> None:
-        self.routes = Routes(routing)
-        self.on_tick = on_tick
-        self._history = history
-        self._figures = Collector()
-        self._textfile: Optional[TextFile] = None
-
-    def open_textfile(self, settings: Metrics) -> None:
-        """Start the textfile if the policy has one."""
-        if settings.textfile is not None:
-            self._textfile = TextFile(Path(settings.textfile), settings.textfile_interval_s)
-
-    def alerts(
-        self, alerts: Tuple[Alert, ...], standing: Mapping[Key, ActiveAlert], wall_s: float
-    ) -> None:
-        """Publish the active alerts; `standing` is the detector's memory of them."""
-        happened = self.routes.tell(alerts, wall_s, hidden(standing, alerts))
-        for event in alert_events(happened, self.routes.host, self.routes.runbook):
-            self._history.record(event)
-
-    def tick(self, last: Optional[Snapshot], snapshot: Snapshot, actions: Actions) -> None:
-        """Record the events since the `last` tick, and the figures."""
-        for event in events_of(last, snapshot, actions):
-            self._history.record(event)
-        self._history.record_figures(self._figures.add(snapshot))
-
-    def show(self, snapshot: Snapshot) -> None:
-        if self._textfile is not None:
-            self._textfile.offer(snapshot)
-        self.on_tick(snapshot)
-
-    def close(self) -> None:
-        """Flush each queue for at most a second; the history stays open to record the end."""
-        self.routes.close(timeout_s=1.0)
-        if self._textfile is not None:
-            self._textfile.close(timeout=1.0)
-
-
 @dataclass
 class TickReport:
-    """Reads the daemon's parts, and updates all of its state except the memory."""
+    """Reads the daemon's parts, and updates all of its state except the memory.
+
+    Routes, history and textfile have threads, which drop and count.
+    """
 
     files: KernelFiles
     state: RuntimeState
@@ -100,22 +58,44 @@ class TickReport:
     lease: LeaseHolder
     watch: WatcherSupervisor
     history: History
-    publisher: Publisher
+    on_tick: Callable[[Optional[Snapshot]], None]
     state_dir: Path
     started_s: float  # CLOCK_BOOTTIME
     no_metrics: List[str] = field(default_factory=list)  # why a socket for scrapers is missing
 
     def __post_init__(self) -> None:
+        policy = self.policies.policy
+        self.routes = Routes(policy.alerts)
         self._usage = Usage(self.files)
         self._command_lines = CommandLines(self.files)
         self._unread = BlindTicks()
+        self._figures = Collector()
+        self._textfile: Optional[TextFile] = None
         self._started_wall_s = time.time()
-        policy = self.policies.policy
         log.info(
             "writebackd %s, Linux %s, probe %s, policy %s, mode %s", __version__,
             os.uname().release, self.monitor.sampler.probe.info().backend, policy.name,
             self.state.memory.mode.value,
         )  # fmt: skip
+
+    def open_textfile(self, settings: Metrics) -> None:
+        if settings.textfile is not None:
+            self._textfile = TextFile(Path(settings.textfile), settings.textfile_interval_s)
+
+    def close(self) -> None:
+        """Flush each queue for at most a second; the history stays open to record the end."""
+        self.routes.close(timeout_s=1.0)
+        if self._textfile is not None:
+            self._textfile.close(timeout=1.0)
+
+    def alerts(self, alerts: Tuple[Alert, ...], wall_s: float) -> None:
+        """Send the active alerts, and record what happened to them."""
+        happened = self.routes.tell(alerts, wall_s, hidden(self.state.alerts.standing, alerts))
+        for each in happened:
+            if each.what is EventKind.BEGIN:
+                self.state.totals = self.state.totals.alerted(each.alert.name.value)
+        for event in alert_events(happened, self.routes.host, self.routes.runbook):
+            self.history.record(event)
 
     def tick(
         self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate],
@@ -132,7 +112,7 @@ class TickReport:
         )
         alerts = self._unread.good(with_command_lines(alerts, self._command_lines))
         state.problem = None
-        self.publisher.alerts(alerts, state.alerts.standing, sample.wall_s)
+        self.alerts(alerts, sample.wall_s)
         snapshot = Snapshot(
             version=__version__,
             mode=state.memory.mode,
@@ -166,14 +146,16 @@ class TickReport:
             ))),
             rivals=self.monitor.conflicting,
             alerts=alerts,
-            routes=self.publisher.routes.states(),
-            runbook=self.publisher.routes.runbook,
+            routes=self.routes.states(),
+            runbook=self.routes.runbook,
             pinned=state.pinned,
             draining=state.draining,
             standing=state.snapshot.standing if state.snapshot is not None else None,
             window=in_force.window if in_force is not None else None,
         )
-        self.publisher.tick(state.snapshot, snapshot, actions)
+        for event in events_of(state.snapshot, snapshot, actions):
+            self.history.record(event)
+        self.history.record_figures(self._figures.add(snapshot))
         self._show(snapshot)
 
     def standing_still(self, problem: str, silent_ticks: int, sample: Optional[Sample]) -> None:
@@ -190,9 +172,9 @@ class TickReport:
             since_s = shown.sample.wall_s if shown is not None else time.time()
             alerts = self._unread.blind(shown.alerts if shown else (), since_s, problem)
             shown = replace(shown, alerts=alerts) if shown is not None else None
-            self.publisher.alerts(alerts, state.alerts.standing, time.time())
+            self.alerts(alerts, time.time())
         if shown is None:
-            self.publisher.on_tick(None)
+            self.on_tick(None)
             return
         vm = sample.vm if sample is not None else shown.sample.vm
         self._show(replace(
@@ -211,7 +193,9 @@ class TickReport:
 
     def _show(self, snapshot: Snapshot) -> None:
         """Answer requests from this snapshot from now on."""
-        totals = self.state.totals.alerted(frozenset(alerts_of(snapshot)))
-        self.state.totals = totals
-        self.state.snapshot = replace(snapshot, totals=totals, standing=standing(snapshot))
-        self.publisher.show(self.state.snapshot)
+        self.state.snapshot = replace(
+            snapshot, totals=self.state.totals, standing=standing(snapshot)
+        )
+        if self._textfile is not None:
+            self._textfile.offer(self.state.snapshot)
+        self.on_tick(self.state.snapshot)

@@ -25,7 +25,7 @@ import pytest
 
 from tests.kernel.fault_rig import wait_for
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
-from writebackd.notify import Routes
+from writebackd.notify.dispatch import Routes
 from writebackd.notify.journal_route import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
 from writebackd.policy.keys import Routing
 

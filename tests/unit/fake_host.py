@@ -157,7 +157,7 @@ class Rig:
 
     def close(self) -> None:
         """As a kill: nothing is put back."""
-        self.daemon._publisher.close()
+        self.daemon._report.close()
         self.daemon._learned.close(1.0)
         self.daemon._history.close(1.0)
         self.daemon._monitor.topology.close()

@@ -74,12 +74,8 @@ def corners(path: str) -> List[Tuple[float, float]]:
     """Where a path's points are, by the rules of SVG's path data."""
     found: List[Tuple[float, float]] = []
     at = (0.0, 0.0)
-    for letter, rest in re.findall(r"([MHVlhv])([^MHVlhv]*)", path):
-        numbers = [float(each) for each in re.findall(r"-?\d*\.?\d+", rest)]
-        pairs = list(zip(numbers[::2], numbers[1::2]))
-        if letter in "hv":
-            pairs = [(numbers[0], 0.0) if letter == "h" else (0.0, numbers[0])]
-        for x, y in pairs:
-            at = (x, y) if letter == "M" else (round(at[0] + x, 1), round(at[1] + y, 1))
-            found.append(at)
+    for letter, rest in re.findall(r"([MLHV])([^MLHV]*)", path):
+        first, *more = map(float, rest.split())
+        at = (at[0], first) if letter == "V" else (first, more[0] if more else at[1])
+        found.append(at)
     return found

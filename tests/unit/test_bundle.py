@@ -180,9 +180,9 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
     raw = (tmp_path / "b.tar.gz").read_bytes()
     assert b"dbhost7" not in raw
     for name, helps in (
-        ("vm.txt", "vm.dirty_bytes = 15728640"), ("vm.txt", "nr_dirty 77"),
-        ("block.txt", "device/model=WDC WD40EFRX-68N32N0"), ("block.txt", "nr_requests 64"),
-        ("bdi.txt", "max_ratio 100"), ("mountinfo.txt", "/ / rw - ext4 /dev/sda1 rw"),
+        ("vm.txt", "vm/dirty_bytes: 15728640"), ("vm.txt", "nr_dirty 77"),
+        ("block.txt", "device/model: WDC WD40EFRX-68N32N0"), ("block.txt", "nr_requests: 64"),
+        ("bdi.txt", "max_ratio: 100"), ("mountinfo.txt", "/ / rw - ext4 /dev/sda1 rw"),
         ("mountinfo.txt", "/srv rw - cifs *** ***"),
         ("mountinfo.txt", "/var rw - ext4 /dev/mapper/***--vg-var rw"),
         ("kernel.txt", "CONFIG_HZ=250"),

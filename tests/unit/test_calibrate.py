@@ -374,7 +374,7 @@ def test_a_load_stays_within_its_budget_and_rests_when_told(tmp_path: Path) -> N
 
 
 def used(loads: Loads) -> List[int]:
-    return [os.fstat(file).st_size for file in loads._files]
+    return [os.fstat(file.fileno()).st_size for file in loads._files]
 
 
 def test_the_loads_write_nothing_before_they_are_told(tmp_path: Path) -> None:

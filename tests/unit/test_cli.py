@@ -33,17 +33,11 @@ from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import span
 from writebackd.cli.restore import is_watched
+from writebackd.commands import metrics_answer
 from writebackd.kernel.files import KernelFiles
 from writebackd.report import control_server as server_module
 from writebackd.report.alert_answers import alert_answer
-from writebackd.report.answer_parts import (
-    drain_json,
-    forget_json,
-    mode_json,
-    pin_json,
-    reset_stats_json,
-    verify_json,
-)
+from writebackd.report.answer_parts import verify_json
 from writebackd.report.control_server import (
     RequestError,
     seconds_argument,
@@ -54,8 +48,6 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.metrics_server import metrics_json
-from writebackd.report.snapshot import Totals
 from writebackd.report.status_answer import status_json, top_json, why_json
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
@@ -84,18 +76,23 @@ class FakeDaemon(Served):
             "status": lambda: status_json(shown),
             "devices": lambda: devices_json(shown),
             "why": lambda: why_json(shown, text_argument(args, "device")),
-            "metrics": lambda: dict(metrics_json(shown, args["format"])),
+            "metrics": lambda: metrics_answer(shown, args["format"]),
             "alerts": lambda: alert_answer(shown, text_argument(args, "device")),
             "top": lambda: top_json(shown),
             "verify": lambda: verify_json(state, 4096, self.written),
-            "mode": lambda: mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"]),
-            "pin": lambda: pin_json(
-                size_argument(args, "bytes"), for_s=seconds_argument(args, "for_s")
-            ),
-            "forget": lambda: forget_json(find_devices(shown, args["device"])[0].device.name),
-            "release": lambda: pin_json(None),
+            "mode": lambda: {
+                "mode": Mode(args["mode"]).value, "good": True, "lines": ["dirty_ratio=20 (was 0)"],
+            },
+            "pin": lambda: {
+                "pin_bytes": size_argument(args, "bytes"),
+                "for_s": seconds_argument(args, "for_s"), "lines": [],
+            },
+            "forget": lambda: {
+                "device": find_devices(shown, args["device"])[0].device.name, "lines": [],
+            },
+            "release": lambda: {"pin_bytes": None, "for_s": None, "lines": []},
             "drain": lambda: self.drain(args),
-            "reset-stats": lambda: reset_stats_json(Totals(reset_s=1_717_200_000.0)),
+            "reset-stats": lambda: {"reset_s": 1_717_200_000.0, "lines": ["metrics, and"]},
             "trial": lambda: self.trial.handle(args),
         }
         if verb not in answers:
@@ -107,7 +104,7 @@ class FakeDaemon(Served):
         self.snapshot = replace(
             self.snapshot, sample=replace(self.snapshot.sample, wall_s=time.time() + 1.0)
         )
-        return drain_json(args.get("number", 1), ("sda",))
+        return {"number": args.get("number", 1), "devices": ["sda"], "lowered": True, "lines": []}
 
 
 @pytest.fixture
@@ -450,7 +447,7 @@ def test_restore_through_a_daemon_that_fails_is_bad_news(
     tmp_path: Path, run: Run
 ) -> None:
     def handle(verb: str, args: Dict[str, Any], uid: int) -> Any:
-        return mode_json(Mode.OBSERVE, ["dirty_ratio=20 not set"], good=False)
+        return {"mode": "observe", "good": False, "lines": ["dirty_ratio=20 not set"]}
 
     with contextlib.ExitStack() as stack:
         stack.callback(Served(tmp_path, handle).stop)

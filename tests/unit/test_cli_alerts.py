@@ -19,12 +19,12 @@ from writebackd.alerts.alert_types import Alert
 from writebackd.cli.alerts import render
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE
 from writebackd.cli.history import folded, render_history
-from writebackd.notify import RouteState
 from writebackd.notify.alert_events import Tracker
+from writebackd.notify.route import RouteState
 from writebackd.report.alert_answers import alert_answer, past_json
 from writebackd.report.history_events import RESOLVED, alert_events
 from writebackd.report.history_schema import Event, read_alerts, read_history
-from writebackd.report.history_store import MAX_ALERTS, History
+from writebackd.report.history_store import History
 from writebackd.report.status_answer import status_json
 
 DEAD = RouteState("mail", "root", 3, 7, 2, "exit code 75: queue is full")
@@ -249,7 +249,7 @@ def test_without_a_daemon_the_past_is_still_there(alerts: Run, tmp_path: Path) -
 
 def test_what_stands_is_not_past(tmp_path: Path) -> None:
     kept(tmp_path, [FLOOD], [], [FLOOD])  # and the daemon is killed, and sees it again
-    records = read_alerts(tmp_path / "history.db", 100)
+    records = read_alerts(tmp_path / "history.db")
     active = alert_answer(replace(samples.guard(), alerts=(FLOOD,)))["active"]
     assert [each["end"] for each in past_json(records, active)] == [WALL_S + 60]
     assert [each["end"] for each in past_json(records, [])] == [WALL_S + 60, None]
@@ -259,7 +259,7 @@ def test_one_that_the_daemon_died_in_is_past_when_it_stands_again(tmp_path: Path
     kept(tmp_path, [FLOOD])
     kept(tmp_path, [], [FLOOD])
     active = alert_answer(replace(samples.guard(), alerts=(FLOOD,)))["active"]
-    records = read_alerts(tmp_path / "history.db", 100)
+    records = read_alerts(tmp_path / "history.db")
     assert [(each["began"], each["end"]) for each in past_json(records, active)] == [(WALL_S, None)]
 
 
@@ -270,7 +270,7 @@ def test_one_that_the_daemon_died_in_is_past_when_it_stands_again(tmp_path: Path
 )  # fmt: skip
 def test_damaged_records_are_left_out(damage: str, tmp_path: Path) -> None:
     kept(tmp_path, [FLOOD], [])
-    records = read_alerts(tmp_path / "history.db", 100)
+    records = read_alerts(tmp_path / "history.db")
     assert len(past_json([damage, *records], [])) == 1
 
 
@@ -291,9 +291,7 @@ def test_alerts_outlive_the_decisions_and_are_bounded(tmp_path: Path) -> None:
         history.record(Event(WALL_S, "decision"))
     assert history.close(5.0)
     assert [event.kind for event in read_history(path)] == ["decision"] * 3
-    assert read_alerts(path, 100) == [str(number) for number in range(10)]
-    assert read_alerts(path, 2) == ["8", "9"]
-    assert MAX_ALERTS == 5000
+    assert read_alerts(path) == [str(number) for number in range(10)]
 
 
 def test_begin_change_and_end_have_one_id(tmp_path: Path) -> None:

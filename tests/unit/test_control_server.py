@@ -30,7 +30,6 @@ from writebackd.report.control_server import (
     MAX_REQUEST,
     ControlServer,
     RequestError,
-    Shared,
     size_argument,
     text_argument,
 )
@@ -40,7 +39,6 @@ class Loop(ServerLoop):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.calls: List[Any] = []
-        self.shared = Shared(text="x" * (8 << 20))
         self.server = ControlServer(path, self.handle, clock=lambda: self.now)
         self.server.register(self.selector)
 
@@ -51,7 +49,7 @@ class Loop(ServerLoop):
         if verb == "crash":
             raise KeyError("a bug")
         answers: Dict[str, Dict[str, Any]] = {
-            "nan": {"value": float("nan")}, "shared": self.shared, "big": {**self.shared},
+            "nan": {"value": float("nan")}, "big": {"text": "x" * (8 << 20)},
         }  # fmt: skip
         return answers.get(verb, {"verb": verb})
 
@@ -334,18 +332,6 @@ def test_one_user_cannot_lock_the_others_out(
         assert "busy" in json.loads(read_all(late))["error"]
     uid = 1001
     assert ask(loop, b'{"verb": "status"}\n')["ok"]
-    for sock in sockets:
-        sock.close()
-
-
-def test_those_who_do_not_read_share_the_bytes(loop: Loop) -> None:
-    sockets = crowd(loop, 3)
-    for sock in sockets:
-        sock.sendall(b'{"verb": "shared"}\n')
-    loop.settle()
-    answers = [client.answer for client in loop.server._clients.values()]
-    assert len({id(answer.obj) for answer in answers if answer is not None}) == 1
-    assert len(answers) == 3
     for sock in sockets:
         sock.close()
 

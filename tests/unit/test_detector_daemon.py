@@ -114,7 +114,7 @@ def test_ticks_that_cannot_be_read_are_blind_until_one_can(rig: Rig) -> None:
 def happened(rig: Rig) -> List[str]:
     """What the history was told of BLIND."""
     assert rig.daemon._history.close(5.0)
-    records = read_alerts(rig.runtime_dir.parent / "state" / "history.db", 100)
+    records = read_alerts(rig.runtime_dir.parent / "state" / "history.db")
     return [each["what"] for each in map(json.loads, records) if each["alert"]["name"] == "BLIND"]
 
 

@@ -25,7 +25,6 @@ from writebackd.cli import ctl, drain_caches
 from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.kernel.files import KernelFiles
-from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument
 from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.snapshot import DeviceTotals, Snapshot, Totals
@@ -64,7 +63,11 @@ class Daemon(Served):
                 for each in args["devices"]:
                     find_devices(self.shown, each)
             over = args["order"] == "end" or self.released
-            return drain_json(NUMBER, () if over else ("sda",), [] if over else self.lines)
+            lines = [] if over else self.lines
+            return {
+                "number": NUMBER, "devices": [] if over else ["sda"],
+                "lowered": not over and not lines, "lines": lines,
+            }
         return {"devices": lambda: devices_json(self.shown), "status": self._status}[verb]()
 
     def _status(self) -> Any:

@@ -123,7 +123,7 @@ def test_the_end_is_in_the_history(
                 rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EROFS
             rig.daemon._signals.stop = "SIGTERM"
 
-    rig.daemon._publisher.on_tick = on_tick
+    rig.daemon._report.on_tick = on_tick
     rig.now += 1.0
     rig.daemon.run()
     last = read_history(tmp_path / "state" / HISTORY)[-1]
@@ -136,7 +136,7 @@ def test_the_collector_does_not_look_in_mid_tick(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     seen: List[bool] = []
-    rig.daemon._publisher.on_tick = lambda snapshot: seen.append(gc.isenabled())
+    rig.daemon._report.on_tick = lambda snapshot: seen.append(gc.isenabled())
     rig.tick(2)
     assert seen and not any(seen) and gc.isenabled()
 

@@ -256,9 +256,9 @@ def test_events_and_alerts_go_when_they_are_too_old(tmp_path: Path) -> None:
     # A quiet host has rows of figures only, or events only.
     kept.history.record_figures((Figures(1000.0 + KEPT_S + 15.0, 10.0, "sda", 1e6, 1e8, 0.0),))
     wait_for(lambda: [each.wall_s for each in read_history(kept.path)] == [1040.0, 1030.0])
-    assert len(read_alerts(kept.path, 10)) == 1
+    assert len(read_alerts(kept.path)) == 1
     assert len(kept.record(event(int(ALERTS_KEPT_S) + 1))) == 1
-    assert not read_alerts(kept.path, 10)
+    assert not read_alerts(kept.path)
     kept.end()
 
 
@@ -291,7 +291,7 @@ def test_a_clock_that_was_fifty_years_ahead_costs_nothing(tmp_path: Path, restar
     found = kept.record(event(10))
     kept.end()
     assert found == [replace(each, alert=None) for each in (*before, *ahead, event(10))]
-    assert len(read_alerts(kept.path, 10)) == 1
+    assert len(read_alerts(kept.path)) == 1
 
 
 def test_a_clock_that_stays_ahead_is_believed_after_an_hour(

@@ -233,38 +233,6 @@ def test_no_flipped_bit_changes_what_is_read(path: Path) -> None:
     assert harmless < 100  # blanks between the values
 
 
-# As 0.1 wrote it: a row each, and of each fact its value and time.
-EARLIER = rb"""{"version": 1, "devices": [
-{"identity": "odd \"n\u00e4me\\", "facts": {"usual_sync_rate": [40.5, 1700000000.0]}},
-{"identity": "naa.5a, cache x", "facts": {"drain_rate": [250000000.0, 1699996400.0], "tau_s": \
-[0.008, 1699999940.0], "baseline_s": [0.0004, 1699999940.0]}}
-], "crc32": "3a00d3ae"}
-""".replace(b"\\\n", b"")
-
-
-def test_a_file_of_the_version_before_is_read_and_kept(path: Path) -> None:
-    path.write_bytes(EARLIER)
-    known = {
-        "naa.5a, cache x": replace(LEARNED, write_baseline_s=None, cache_bytes=None),
-        'odd "näme\\': Learned(usual_sync_rate=Fact(40.5, NOW)),
-    }
-    assert read_learned(path) == known
-    store = LearnedStore(path)
-    store.keep(replace(begun(store), devices={"sda": MEMORY}), NOW)
-    assert store.close(TIMEOUT_S)
-    assert json.loads(path.read_bytes())["version"] == 2
-    kept = read_learned(path)
-    assert kept.keys() == known.keys() and kept['odd "näme\\'] == known['odd "näme\\']
-    assert kept["naa.5a, cache x"].drain_rate == LEARNED.drain_rate
-
-
-def test_a_damaged_file_of_the_version_before_is_damage_too(path: Path) -> None:
-    for data in (EARLIER.replace(b"250000000", b"350000000"), EARLIER.replace(b"0.0004", b"0.0")):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match="checksum does not fit"):
-            read_learned(path)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -371,8 +339,9 @@ def test_a_disk_that_hangs_holds_up_neither_start_nor_end(
     assert not store.close(0.1)
     assert time.monotonic() - begun < 1.0
     # Late, and seen all the same.
+    save_learned(tmp_path / "kept", {"naa.5a, cache x": LEARNED})
     with open(path, "wb") as writer:
-        writer.write(EARLIER)
+        writer.write((tmp_path / "kept").read_bytes())
 
     def recalled() -> bool:
         known = Memory(devices={"sda": DeviceMemory(identity=("8:0", 7), baseline_s=1e-3)})

@@ -98,7 +98,7 @@ def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
     seen: List[Optional[Snapshot]] = []
-    rig.daemon._publisher.on_tick = seen.append
+    rig.daemon._report.on_tick = seen.append
     run_out(rig)
     with lease.restoring(open_private(rig.runtime_dir / LEASE), 0.0):
         rig.tick(40)
@@ -124,7 +124,7 @@ def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> N
 
 def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
     seen: List[Optional[Snapshot]] = []
-    rig.daemon._publisher.on_tick = seen.append
+    rig.daemon._report.on_tick = seen.append
     read = rig.daemon._actuator.foreign
 
     def stopped(limits: object) -> object:

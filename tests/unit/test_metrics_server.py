@@ -400,7 +400,7 @@ def test_without_a_thread_it_is_told_and_tried_again(
         textfile, never = TextFile(path, 0.0), TextFile(tmp_path / "never.prom", 0.0)
         textfile.offer(samples.guard())
         assert not never.close(0.1)
-    assert textfile.error == "cannot be written: can't start new thread"
+    assert textfile.error == "can't start new thread"
     assert caplog.text.count("host.prom cannot be written: can't start new thread") == 1
     textfile.offer(samples.guard())
     wait_for(path.exists)
@@ -447,7 +447,7 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
         if answers.is_set():
             rig.daemon._signals.stop = "enough"
 
-    rig.daemon._publisher.on_tick = on_tick
+    rig.daemon._report.on_tick = on_tick
     asker = threading.Thread(target=ask)
     asker.start()
     rig.now += 1.0

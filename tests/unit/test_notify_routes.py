@@ -27,7 +27,7 @@ from route_cases import (
     wait_for,
 )
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit
-from writebackd.notify import Routes, dispatch
+from writebackd.notify import dispatch
 from writebackd.notify import journal_route as journal
 from writebackd.notify.alert_events import (
     RUNBOOK,
@@ -41,6 +41,7 @@ from writebackd.notify.alert_events import (
     runbook_of,
     who,
 )
+from writebackd.notify.dispatch import Routes
 from writebackd.notify.journal_route import MESSAGE_IDS, fields, journal_route
 from writebackd.notify.route import MAX_WAITING, REFUSALS, Backoff, QueuedRoute, Refused, RouteError
 

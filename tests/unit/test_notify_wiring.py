@@ -32,7 +32,7 @@ def policy(tmp_path: Path, text: str) -> Policy:
 
 
 def tell(rig: Rig, *alerts: Alert, later_s: float = 0.0) -> None:
-    rig.daemon._publisher.alerts(alerts, rig.daemon.state.alerts.standing, rig.wall + later_s)
+    rig.daemon._report.alerts(alerts, rig.wall + later_s)
 
 
 def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -45,10 +45,10 @@ def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptur
     assert [route["name"] for route in answer["routes"]] == ["journal"]
     assert answer["active"] == []
     # Somewhere it was told: the journal, or the log.
-    wait_for(lambda: rig.daemon._publisher.routes.states()[0].told == 2)
+    wait_for(lambda: rig.daemon._report.routes.states()[0].told == 2)
     rig.end()
     path = tmp_path / "state" / "history.db"
-    told = [json.loads(record) for record in read_alerts(path, 10)]
+    told = [json.loads(record) for record in read_alerts(path)]
     assert [(each["what"], each["alert"]["name"]) for each in told] == [
         ("begin", "COLLAPSE"), ("end", "COLLAPSE"),
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
         rig.daemon.reload()
         wait_for(lambda: rig.daemon.policies._loaded)
         rig.tick()
-        assert [state.name for state in rig.daemon._publisher.routes.states()] == ["exec"]
+        assert [state.name for state in rig.daemon._report.routes.states()] == ["exec"]
         tell(rig, FLOOD)
         wait_for(lambda: out.exists() and '"begin"' in out.read_text())
         rig.end()

@@ -20,7 +20,7 @@ from fake_sysfs import SATA, VIRTIO, FakeSysfs
 from raid_host import BOOT, EXAMPLE, ME, answering, bin_dir, program, soon, told, tree
 from test_answers import assert_valid
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
-from writebackd.alerts.tool_word import MISMATCH_S, NOTICE_S
+from writebackd.alerts.degraded import MISMATCH_S, NOTICE_S
 from writebackd.cli.daemon_verbs import render_devices
 from writebackd.cli.doctor_checks import raid
 from writebackd.cli.status_screen import render_status

@@ -24,6 +24,7 @@ from fake_levers import FakeLevers
 from lever_cases import bdi_settings
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
+from writebackd import host_monitor
 from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import executor, host_lock, lever_plan
 from writebackd.actuate import kill_switch as off_module
@@ -43,7 +44,6 @@ from writebackd.control import decide as decide_module
 from writebackd.control import device_decision, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.kernel.map_readers import Reading
-from writebackd.report import attribution as culprits_module
 from writebackd.safe_files import with_checksum
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
 from writebackd.types.samples import VmState
@@ -574,7 +574,7 @@ RAILS: Dict[str, Rail] = {
         what_somebody_else_sets_is_left_alone, put(Actuator, "foreign", lambda *_: ())
     ),
     "foreign write, named": Rail(
-        who_set_it_is_named, put(culprits_module, "writer_of", lambda *_: None)
+        who_set_it_is_named, put(host_monitor, "writer_of", lambda *_: None)
     ),
     "foreign write, alert": Rail(
         who_set_it_is_an_alert_in_the_same_tick,

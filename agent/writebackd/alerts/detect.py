@@ -15,13 +15,11 @@ from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import commits, followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.cause import BEFORE_S
-from writebackd.alerts.collapse import collapse, exhausted, suspicious
-from writebackd.alerts.degraded import beside_flood, degraded, recovering
+from writebackd.alerts.collapse import collapse, exhausted, stall, suspicious
+from writebackd.alerts.degraded import battery_tests, beside_flood, degraded, mismatch, recovering
 from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth, HeavyTick
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.alerts.lifecycle import uninhibited, update_active
-from writebackd.alerts.stall import stall
-from writebackd.alerts.tool_word import battery_tests, mismatch
 from writebackd.alerts.views import DeviceView, TickView
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace

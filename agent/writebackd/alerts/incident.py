@@ -103,7 +103,6 @@ def _add_task(
 
 
 def _added(incident: Incident, view: DeviceView) -> Incident:
-    """Add this tick to the sums."""
     tick, seen, estimate, dt_s = view.tick, view.seen, view.estimate, view.dt_s
     name, sync = view.name, seen.sync
     _, sync_bytes, latencies = view.small_writes

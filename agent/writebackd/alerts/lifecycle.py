@@ -109,17 +109,13 @@ def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Al
         active.alert
         for (name, on), active in standing.items()
         if not any(
-            _explains(worse, active.alert)
-            and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
+            (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
+            # A missing cache, perhaps for weeks, does not explain writes of 100 ms or more.
+            and (worse is not AlertName.CACHE_DEGRADED or active.alert.cause is not Cause.DEVICE)
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())
         )
     )
-
-
-def _explains(worse: AlertName, alert: Alert) -> bool:
-    """A missing cache, perhaps for weeks, does not explain writes of 100 ms or more."""
-    return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
 
 
 def _share_a_disk(one: Optional[Device], other: Optional[Device]) -> bool:

@@ -81,7 +81,6 @@ def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: fl
 
 
 def gone(alert: Alert) -> Alert:
-    """The alert after its disk was removed."""
     if alert.done == _GONE:
         return alert
     return replace(alert, summary=f"{alert.device}: the disk is gone; {alert.summary}", done=_GONE)

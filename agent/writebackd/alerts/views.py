@@ -17,7 +17,7 @@ from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
-from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
+from writebackd.types.samples import DeviceSample, Sample, TaskSample
 from writebackd.types.storage import Backing
 
 # Share of what syncs write that is dirtied before, unless direct IO writes it.  A journal of data
@@ -51,16 +51,12 @@ class TickView:
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
         for task in sample.tasks:
             self.tasks.setdefault(task.device, []).append(task)
-        self.cgroups: Dict[Optional[str], List[CgroupSample]] = {}
-        for cgroup in sample.cgroups:
-            self.cgroups.setdefault(cgroup.device, []).append(cgroup)
 
     def path(self, cgroup_id: int) -> Optional[str]:
         """The path of a cgroup, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
 
     def backings_of(self, device: str) -> List[Backing]:
-        """What tools and the kernel report about the storage behind a device."""
         return [backing for backing in self.sample.backings if backing.device == device]
 
     def tell(self, alert: Alert) -> None:
@@ -87,7 +83,6 @@ class DeviceView:
 
     @cached_property
     def small_writes(self) -> Tuple[int, int, Histogram]:
-        """Operations, bytes and latencies of sync and journal writes."""
         return small_writes(self.seen)
 
     @property
@@ -101,7 +96,6 @@ class DeviceView:
 
     @property
     def objective_s(self) -> float:
-        """The policy's objective for this device."""
         device = self.seen.device
         policy = self.tick.policy
         return policy.of(device).fsync_p99_s

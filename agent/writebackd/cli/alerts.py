@@ -12,14 +12,13 @@ from writebackd import formats
 from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.client import kernel_name, request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
-from writebackd.cli.output import Paint, clean, labelled, moment, show, show_screen, wrapped
+from writebackd.cli.output import Paint, clean, labelled, moment, show_screen, wrapped
 from writebackd.cli.status_screen import alert_line
 from writebackd.command_line import complain
 from writebackd.notify.alert_events import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.alert_answers import past_json
 from writebackd.report.history_schema import HistoryError, read_alerts
-from writebackd.report.history_store import MAX_ALERTS
 
 if TYPE_CHECKING:
     from writebackd.report.answers import AlertsAnswer
@@ -55,7 +54,7 @@ def alerts(options: argparse.Namespace) -> int:
     )
     if options.check:
         code, text = check(active)
-        show(text)
+        print(text)
         return code
     past = _past(options, response, active, devices)
     answer: AlertsAnswer = {"time_s": None, "active": None, "past": past, "routes": None}
@@ -73,7 +72,7 @@ def alerts(options: argparse.Namespace) -> int:
 
 def unknown(why: str) -> int:
     """Print the state of a plugin that cannot tell; returns its exit code."""
-    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
+    print(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
     return _UNKNOWN
 
 
@@ -85,7 +84,6 @@ def _meant(device: Optional[str], response: Optional[Json]) -> Optional[List[str
 
 
 def _of(alerts: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
-    """The alerts of these devices and of the whole host."""
     return [
         each for each in alerts
         if devices is None or each["device"] is None or each["device"] in devices
@@ -102,7 +100,7 @@ def _past(
     try:
         # All of them: those of the device that is asked for may lie behind another's, and how often
         # one changed nobody knows before it is read.  5 000 take 50 ms.
-        records = read_alerts(directory / HISTORY, MAX_ALERTS)
+        records = read_alerts(directory / HISTORY)
     except HistoryError as error:
         # What is wrong now is not to be missed for what was.
         complain(f"writebackctl: {error}")

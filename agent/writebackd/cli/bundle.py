@@ -19,15 +19,16 @@ import signal
 import tarfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import __version__, formats
 from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.daemon_verbs import render_findings
 from writebackd.cli.doctor_checks import findings
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show, show_json, show_screen
+from writebackd.cli.output import show_answer, show_screen
 from writebackd.kernel.argv_redaction import MASK, SECRET, redacted_text
 from writebackd.kernel.files import KernelFiles
 
@@ -119,12 +120,11 @@ names below any home/ and /media; the name of this host.
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the archive, or why it is missing."""
+    """A file of the archive."""
 
     name: str
     text: str
     cut: bool = False
-    missing: Optional[str] = None
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -148,29 +148,31 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
     files = files or KernelFiles()
     private = PrivateData(files)
     host = Host(files, options.runtime_dir, made_s)
-    parts = [_collect(each, lambda c=collect: c(host), private)  # type: ignore[misc]
-             for each, collect in COLLECTORS]  # fmt: skip
-    manifest = _manifest(parts, private.count, made_s)
-    data = _archive(name, (Part("MANIFEST", manifest), *parts), made_s)
+    parts: List[Part] = []
+    missing: Dict[str, str] = {}  # and why
+    for member, collect in COLLECTORS:
+        try:
+            parts.append(_collect(member, partial(collect, host), private))
+        except (OSError, _NoPart) as error:
+            missing[member] = private.without(str(error))
+    parts.insert(0, Part("MANIFEST", _manifest(parts, missing, private.count, made_s)))
+    data = _archive(name, parts, made_s)
     _write(path, data)
-    there = [each for each in parts if each.missing is None]
-    missing = [each for each in parts if each.missing is not None]
-    if options.json:
-        answer: DoctorBundleAnswer = {
-            "file": str(path),
-            "bytes": len(data),
-            "members": [
-                {"name": each.name, "bytes": len(each.text.encode()), "cut": each.cut}
-                for each in (Part("MANIFEST", manifest), *there)
-            ],
-            "missing": [{"name": each.name, "why": each.missing or ""} for each in missing],
-            "left_out": private.count,
-        }
-        show_json(answer)
-    else:
-        lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
-        show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")
-        show("MANIFEST in it says what was left out: read it before you send it.")
+    answer: DoctorBundleAnswer = {
+        "file": str(path),
+        "bytes": len(data),
+        "members": [
+            {"name": each.name, "bytes": len(each.text.encode()), "cut": each.cut}
+            for each in parts
+        ],
+        "missing": [{"name": member, "why": why} for member, why in missing.items()],
+        "left_out": private.count,
+    }
+    lacks = f"; without {', '.join(missing)}" if missing else ""
+    show_answer(options, answer, lambda: (
+        f"{path}: {formats.size(len(data))}, {len(parts)} files{lacks}\n"
+        "MANIFEST in it says what was left out: read it before you send it."
+    ))  # fmt: skip
     return GOOD
 
 
@@ -179,11 +181,8 @@ class _NoPart(Exception):
 
 
 def _collect(name: str, collect: Callable[[], str], private: PrivateData) -> Part:
-    """Collect the part in a child process; any failure becomes the reason why it is missing."""
-    try:
-        raw = _in_child(collect)
-    except (OSError, _NoPart) as error:
-        return Part(name, "", missing=private.without(str(error)))
+    """Collect the part in a child process. Raises OSError and _NoPart."""
+    raw = _in_child(collect)
     text, cut = raw[:MOST_BYTES].decode("utf-8", "replace"), len(raw) > MOST_BYTES
     if cut:  # half a secret may not look like one
         text = text.rpartition("\n")[0] + f"\n[cut: more than {formats.size(MOST_BYTES)}]"
@@ -253,13 +252,13 @@ def _end(child: int) -> None:
         time.sleep(0.005)
 
 
-def _manifest(parts: List[Part], count: int, made_s: float) -> str:
+def _manifest(
+    parts: Sequence[Part], missing: Mapping[str, str], count: int, made_s: float
+) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(made_s))
     there = {
-        each.name: f"{len(each.text.encode())} bytes" + ", cut" * each.cut
-        for each in parts if each.missing is None
-    }  # fmt: skip
-    missing = {each.name: each.missing for each in parts if each.missing is not None}
+        each.name: f"{len(each.text.encode())} bytes" + ", cut" * each.cut for each in parts
+    }
     text = _HEAD.format(version=__version__, when=when, count=count)
     for title, rows in (("In it:", there), ("Not in it, and why:", missing)):
         lines = [f"  {name:<24}{said}" for name, said in rows.items()] or ["  nothing"]
@@ -267,13 +266,11 @@ def _manifest(parts: List[Part], count: int, made_s: float) -> str:
     return text
 
 
-def _archive(name: str, parts: Tuple[Part, ...], made_s: float) -> bytes:
+def _archive(name: str, parts: Sequence[Part], made_s: float) -> bytes:
     """A tar without user names: root's, readable only by its owner."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
         for each in parts:
-            if each.missing is not None:
-                continue
             data = each.text.encode("utf-8", "replace")
             member = tarfile.TarInfo(f"{name}/{each.name}")
             member.size, member.mtime, member.mode = len(data), int(made_s), 0o600

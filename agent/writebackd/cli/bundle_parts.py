@@ -18,17 +18,16 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable, Iterator, List, Tuple
+from typing import Callable, List, Tuple
 
 from writebackd import __version__
 from writebackd.cli import doctor_checks
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.history import figures_json, state_dir
-from writebackd.cli.policy import effective
+from writebackd.cli.policy import in_force, rendered
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
-from writebackd.policy.load import search_dirs
 from writebackd.report.history_schema import read_figures, read_history
 from writebackd.report.learned_store import read_learned
 from writebackd.storage.report_file import MOST_FILE
@@ -51,7 +50,9 @@ _CONFIG = re.compile(
     r"|CGROUPS|BLK_CGROUP\w*|CGROUP_WRITEBACK|BLK_WBT\w*|IOSCHED\w*|MQ_IOSCHED\w*|BLK_DEV_ZONED"
     r"|SECURITY_LOCKDOWN\w*|MODULE_SIG\w*|LOCKDEP|PROVE_LOCKING|KASAN))[= ].*"
 )
-_DISK = ("dev", "size", "removable", "device/vendor", "device/model", "diskseq")
+# Not its serial number.
+_DISK = ("dev", "size", "removable", "device/vendor", "device/model", "diskseq", "slaves/*/dev",
+         "queue/*")  # fmt: skip
 # Of what is not on a disk of this host, source and options name others: servers, users.
 _LOCAL = ("tmpfs", "devtmpfs", "devpts", "proc", "sysfs", "cgroup", "cgroup2", "overlay", "bpf",
           "tracefs", "debugfs", "securityfs", "configfs", "hugetlbfs", "mqueue", "zfs")  # fmt: skip
@@ -93,15 +94,6 @@ def _learned(host: Host) -> str:
     return json.dumps([asdict(each) for each in known.values()], indent=1)
 
 
-def _policy_files(host: Host) -> str:
-    """All files that the site wrote, including drop-ins, valid or not."""
-    lines: List[str] = []
-    for directory in search_dirs(None, host.files.path("/"))[1:]:
-        for path in sorted(directory.glob("**/*.conf")):
-            lines += [f"# ---- {path}", _text(path)]
-    return "\n".join(lines) or "none"
-
-
 def _text(path: Path) -> str:
     try:
         return _read(path, _MOST_FILE)
@@ -130,58 +122,37 @@ def _versions(host: Host) -> str:
     return "\n".join(lines)
 
 
+def _files(*patterns: str) -> Callable[[Host], str]:
+    """Collects the files that match: a line each, or their lines below their name."""
+
+    def collect(host: Host) -> str:
+        lines: List[str] = []
+        root = host.files.path("/")
+        for path in (path for each in patterns for path in sorted(root.glob(each.lstrip("/")))):
+            name = f"/{path.relative_to(root)}"
+            text = host.files.try_read(name)
+            if text is not None:
+                lines += ["", f"# {name}", text] if "\n" in text else [f"{name}: {text}"]
+        return "\n".join(lines)
+
+    return collect
+
+
 def _kernel(host: Host) -> str:
-    files, release = host.files, os.uname().release
-    lines = [f"{name}: {files.try_read(name)}" for name in (
+    release = os.uname().release
+    config = host.files.try_read(f"/boot/config-{release}")
+    packed = host.files.path("/proc/config.gz")
+    if config is None and packed.exists():
+        config = gzip.decompress(packed.read_bytes()).decode("utf-8", "replace")
+    lines = [_files(
         "/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/net/core/bpf_jit_enable",
         "/proc/sys/kernel/perf_event_paranoid", "/sys/kernel/security/lockdown",
         "/proc/sys/kernel/tainted", "/sys/devices/system/cpu/possible",
         "/sys/devices/system/cpu/online", "/sys/kernel/mm/transparent_hugepage/enabled",
-    )]  # fmt: skip
-    config = files.try_read(f"/boot/config-{release}")
-    packed = files.path("/proc/config.gz")
-    if config is None and packed.exists():
-        config = gzip.decompress(packed.read_bytes()).decode("utf-8", "replace")
+    )(host)]  # fmt: skip
     if config is None:
         lines.append(f"no /boot/config-{release} and no /proc/config.gz")
     return "\n".join([*lines, *(x for x in (config or "").split("\n") if _CONFIG.match(x))])
-
-
-def _vm(host: Host) -> str:
-    files = host.files
-    names = files.listdir("/proc/sys/vm")
-    lines = [f"vm.{name} = {files.try_read(f'/proc/sys/vm/{name}')}"
-             for name in names if name.startswith(("dirty", "laptop_mode", "vfs_cache_pressure"))]
-    for name in ("/proc/vmstat", "/proc/meminfo"):
-        lines += ["", f"# {name}", files.read(name)]
-    for name in ("io", "memory", "cpu"):
-        lines += ["", f"# /proc/pressure/{name}", files.try_read(f"/proc/pressure/{name}") or "-"]
-    return "\n".join(lines)
-
-
-def _block(host: Host) -> str:
-    lines: List[str] = []
-    for name in host.files.listdir("/sys/block"):
-        here = f"/sys/block/{name}"
-        said = [f"{each}={host.files.try_read(f'{here}/{each}')}" for each in _DISK]
-        lines += [f"{name}: {' '.join(said)}", *_attributes(host.files, f"{here}/queue")]
-        slaves = host.files.listdir(f"{here}/slaves")
-        lines += [f"  slaves {' '.join(slaves)}"] if slaves else []
-    return "\n".join([*lines, "", "# /proc/diskstats", host.files.read("/proc/diskstats")])
-
-
-def _bdi(host: Host) -> str:
-    lines: List[str] = []
-    for name in host.files.listdir("/sys/class/bdi"):
-        lines += [f"{name}:", *_attributes(host.files, f"/sys/class/bdi/{name}")]
-    return "\n".join(lines)
-
-
-def _attributes(files: KernelFiles, directory: str) -> Iterator[str]:
-    for name in files.listdir(directory):
-        value = files.try_read(f"{directory}/{name}")
-        if value is not None:
-            yield f"  {name} {value}"
 
 
 def _mounts(host: Host) -> str:
@@ -231,7 +202,6 @@ def _unit(host: Host) -> str:
 
 
 def _run(*command: str) -> str:
-    """The output of a program, without our environment."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         ended = subprocess.run(
@@ -259,15 +229,19 @@ COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("history.jsonl", _events),
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
-    ("policy.conf", lambda host: effective(host.runtime_dir)),
-    ("policy-files.txt", _policy_files),
+    ("policy.conf", lambda host: rendered(in_force(host.runtime_dir, None))),
+    # All that the site wrote, including drop-ins, valid or not.
+    ("policy-files.txt", _files(*(
+        f"/{top}/writebackd/policies.d/**/*.conf" for top in ("usr/lib", "run", "etc")))),
     ("run.txt", _runtime),
     # Unchanged, also if the daemon does not accept it.
     ("raid.json", lambda host: _read(host.files.path(RAID), MOST_FILE, os.O_NOFOLLOW)),
     ("kernel.txt", _kernel),
-    ("vm.txt", _vm),
-    ("block.txt", _block),
-    ("bdi.txt", _bdi),
+    ("vm.txt", _files(
+        *(f"/proc/sys/vm/{name}" for name in ("dirty*", "laptop_mode*", "vfs_cache_pressure*")),
+        "/proc/vmstat", "/proc/meminfo", "/proc/pressure/*")),
+    ("block.txt", _files(*(f"/sys/block/*/{name}" for name in _DISK), "/proc/diskstats")),
+    ("bdi.txt", _files("/sys/class/bdi/*/*")),
     ("mountinfo.txt", _mounts),
     ("journal.txt", _journal),
     ("unit.txt", _unit),

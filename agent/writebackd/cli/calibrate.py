@@ -22,7 +22,7 @@ from writebackd.cli.calibration_host import (
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import state_dir
-from writebackd.cli.output import clean, show, show_json, width, wrapped
+from writebackd.cli.output import clean, show_json, width, wrapped
 from writebackd.cli.policy import in_force
 from writebackd.cli.trial import ended_by_signals
 from writebackd.kernel.files import KernelFiles
@@ -32,7 +32,6 @@ from writebackd.policy.schema import Policy
 from writebackd.policy.units import UnitError, parse_size
 from writebackd.report.alert_answers import past_json
 from writebackd.report.history_schema import HistoryError, read_alerts, read_history
-from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.learned_store import Calibrated, add, median, seed
 from writebackd.trial.calibration import Calibration
 from writebackd.trial.ladder import Budget, Order, Phase, Result, Rung
@@ -74,7 +73,7 @@ def _refuse_standing(history: Path, device: str) -> None:
     """Raises Refused if an alert was active when the daemon ended that no flood explains."""
     try:
         starts = [each.wall_s for each in read_history(history) if each.kind == "start"]
-        past = past_json(read_alerts(history, MAX_ALERTS), ())
+        past = past_json(read_alerts(history))
     except HistoryError as error:
         if not history.exists():
             return
@@ -89,8 +88,6 @@ def _refuse_standing(history: Path, device: str) -> None:
 
 
 class _CalibrationRun:
-    """The progress of a calibration."""
-
     def __init__(
         self, options: argparse.Namespace, device: Device, budget: Budget, policy: Policy
     ) -> None:
@@ -175,7 +172,7 @@ class _CalibrationRun:
 
     def _say(self, text: str) -> None:
         if not self._options.json:
-            show(text)
+            print(text)
 
     def _tell_phase(self, done: Phase) -> None:
         calibration = self._calibration

@@ -16,9 +16,10 @@ import mmap
 import os
 import random
 import signal
+import tempfile
 import time
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import IO, Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.actuate import kill_switch
@@ -67,12 +68,11 @@ class Loads:
         self._shared = memoryview(self._memory).cast("q")
         self._shared[_WAIT_NS] = _NO_SYNCS
         self.pids: Tuple[int, ...] = ()
-        self._files: List[int] = []
+        self._files: List[IO[bytes]] = []
         try:
             for work in (self._flood, self._sync):
-                file = _nameless(directory)
-                self._files.append(file)
-                self.pids += (self._started(work, file, budget_bytes),)
+                self._files.append(tempfile.TemporaryFile(dir=directory))
+                self.pids += (self._started(work, self._files[-1].fileno(), budget_bytes),)
         except BaseException:
             self.close()
             raise
@@ -135,14 +135,12 @@ class Loads:
                 time.sleep(wait_ns / 1e9)
 
     def _is_stale(self) -> bool:
-        """Whether the last order is older than ORDER_S."""
         return time.monotonic_ns() > self._shared[_UNTIL_NS]
 
     # ---- in the parent -----------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether the file to sync exists."""
         return bool(self._shared[_READY])
 
     @property
@@ -184,7 +182,7 @@ class Loads:
         """Drop the files, and their dirty pages."""
         self.stop()
         for file in self._files:
-            os.close(file)
+            file.close()
         until, left = time.monotonic() + _END_S, list(self.pids)
         while left and time.monotonic() < until:
             left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
@@ -197,18 +195,6 @@ def _has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _nameless(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    path = directory / f".writebackd-calibrate-{os.urandom(8).hex()}"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return file
 
 
 # Of the filesystem, that stays free for others.
@@ -337,7 +323,6 @@ class CalibrationHost:
         return sample
 
     def _pass(self, seconds: float) -> None:
-        """Wait while renewing the lease."""
         self._watch.tend()
         if not self._lease.renew():
             raise Refused("the lease expired, and the limits were restored")

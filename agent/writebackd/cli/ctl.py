@@ -30,7 +30,6 @@ calibrate); 2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not pe
 
 
 def number(text: str) -> int:
-    """A whole number."""
     try:
         return int(text)
     except ValueError:
@@ -38,7 +37,6 @@ def number(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
     value = number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")

@@ -166,7 +166,12 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     listener = _start_logging(args.verbose, quiet=live)
     log.info("policy %s: %s", first.name, first.chosen)
     if args.policy is None:
-        _warn_unused_drop_ins(first, args.config_dir)
+        unused = unused_drop_ins(first.name, args.config_dir)
+        if unused:
+            log.warning(
+                "drop-ins not used by policy %s: %s; put settings for every policy into"
+                " all.conf.d", first.name, ", ".join(map(str, unused)),
+            )  # fmt: skip
     if unlocked:
         log.warning("memory is not locked: %s", unlocked)
     options = Options(
@@ -299,7 +304,7 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
     target: logging.Handler = logging.StreamHandler()
     if not os.environ.get("JOURNAL_STREAM"):
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    elif journald.is_there():
+    elif os.path.exists(journald.SOCKET):
         target = journald.JournalHandler()
     else:
         target.setFormatter(journald.PriorityFormatter())
@@ -329,15 +334,6 @@ def _stop_logging(listener: logging.handlers.QueueListener) -> None:
     if stopper.is_alive():  # both would wait for the terminal at exit
         atexit.unregister(logging.shutdown)
         sys.stderr = open(os.devnull, "w", encoding="utf-8")
-
-
-def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
-    unused = unused_drop_ins(policy.name, config_dir)
-    if unused:
-        log.warning(
-            "drop-ins not used by policy %s: %s; put settings for every policy into"
-            " all.conf.d", policy.name, ", ".join(map(str, unused)),
-        )  # fmt: skip
 
 
 class _Screen:

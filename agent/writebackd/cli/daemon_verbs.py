@@ -112,7 +112,6 @@ def _device_reasoning(
 
 
 def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str:
-    """Every device with its disks, and whether it is managed."""
     paint = Paint(colour)
     if not answer["devices"]:
         return "no device: no filesystem on a block device is mounted"
@@ -169,7 +168,6 @@ def _disks(device: Answer) -> str:
 
 
 def render_verify(answer: Answer, width: int = 80) -> str:
-    """The values in the kernel compared with those written last."""
     lines: List[str] = []
     for row in answer["differences"]:
         current = "no limit" if row["found"] is None else row["found"]
@@ -254,14 +252,11 @@ def _watch(options: argparse.Namespace, answer: Answer) -> None:
         try:
             answer = request(options.runtime_dir, "status")
         except CommandError:  # it restarts, hangs, or is gone
-            answer = {**answer, "verdict": _no_answer(answer["time_s"])}
-
-
-def _no_answer(last_s: float) -> Mapping[str, Any]:
-    """The verdict while the daemon does not answer; `last_s` is the time of its last answer."""
-    since = time.strftime("%H:%M:%S", time.localtime(last_s))
-    text = f"BLIND: writebackd does not answer; last values are from {since}"
-    return {"code": "BLIND", "device": None, "since_s": last_s, "text": text}
+            last_s = answer["time_s"]
+            since = time.strftime("%H:%M:%S", time.localtime(last_s))
+            text = f"BLIND: writebackd does not answer; last values are from {since}"
+            verdict = {"code": "BLIND", "device": None, "since_s": last_s, "text": text}
+            answer = {**answer, "verdict": verdict}
 
 
 def devices(options: argparse.Namespace) -> int:
@@ -311,7 +306,6 @@ def version(options: argparse.Namespace) -> int:
 
 
 def mode(options: argparse.Namespace) -> int:
-    """`observe` and `enforce`."""
     answer = request(options.runtime_dir, "mode", {"mode": options.verb})
     return report(options, answer, f"mode: {answer['mode']}")
 

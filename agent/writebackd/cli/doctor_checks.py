@@ -51,14 +51,12 @@ _SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "afs
     f"fuse.{name}" for name in ("glusterfs", "sshfs", "ceph-fuse", "rclone", "s3fs")))  # fmt: skip
 _SYSTEMCTL_S = 5.0
 _MODULES = (
-    ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 
 
 def findings(runtime_dir: Path) -> List[Finding]:
-    """All findings about this host."""
     files = KernelFiles()
     return [
         *privileges(files),
@@ -365,7 +363,6 @@ def _said(report: CollectorReport) -> Iterator[Finding]:
 
 
 def _read(controller: Controller) -> str:
-    """What is known about a controller, as text."""
     modes = Counter(each.mode.value for each in controller.volumes if each.mode is not None)
     size, battery = controller.capacity_bytes, controller.protection
     return ", ".join([
@@ -388,28 +385,26 @@ def _lacks(controller: Controller) -> List[str]:
         each.mode is not CacheMode.WRITE_THROUGH for each in volumes
     )
     known = controller.protection or any("battery" in word for word in controller.unread)
-    more = [f"{len(words) - 4} more"] if len(words) > 5 else []
-    return [*(words[:4] if more else words), *more, *(["battery"] if needed and not known else [])]
+    return [*_few(words), *(["battery"] if needed and not known else [])]
+
+
+def _few(words: List[str]) -> List[str]:
+    return words if len(words) < 6 else [*words[:4], f"{len(words) - 4} more"]
 
 
 def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:
     protection = controller.protection
     if protection is not None and protection is not Protection.OK:
         yield "warning", f"{where}: battery {protection.value} ({source})"
-    always = _named(controller, CacheMode.ALWAYS_WRITE_BACK)
+    always = [
+        _name(each) for each in controller.volumes if each.mode is CacheMode.ALWAYS_WRITE_BACK
+    ]
     if always:
         yield (
             "warning",
-            f"{where}: write-back even without a battery ({always}, {source}): a power failure"
-            " loses data and can destroy the filesystem",
+            f"{where}: write-back even without a battery ({', '.join(_few(always))}, {source}): a"
+            " power failure loses data and can destroy the filesystem",
         )
-
-
-def _named(controller: Controller, mode: CacheMode) -> str:
-    """The first few volumes with that mode."""
-    names = [_name(volume) for volume in controller.volumes if volume.mode is mode]
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
 
 
 def _name(volume: Volume) -> str:

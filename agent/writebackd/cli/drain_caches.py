@@ -52,7 +52,6 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def problem(self) -> str:
-        """The error of a child that has ended; empty without one."""
         if self._process is not None and self._process.returncode and not self._problem:
             said = self._process.communicate()[1].strip().partition("\n")[0]
             said = said or f"{self._program} ended with {self._process.returncode}"
@@ -108,15 +107,6 @@ def is_mounted(mount: str, devno: str) -> bool:
     return st_dev == devno
 
 
-def sync_filesystem(mount: str) -> Child:
-    return Child(mount, "sync", "-f", "--", mount)
-
-
-def sync_all() -> Child:
-    """Sync the host; sync(2) reports no errors."""
-    return Child("all disks", "sync")
-
-
 def sync_nodes(name: str) -> List[Child]:
     """Sync a disk and its partitions; does nothing if /dev lacks one of them.
 
@@ -167,20 +157,19 @@ def behind_controllers(rows: Sequence[Answer]) -> Set[str]:
 
 def are_caches_unread() -> bool:
     """Whether kernel caches are in use and no report says how much they hold."""
-    has_bcache = any(each.startswith("bcache") for each in _FILES.listdir("/sys/block"))
-    if not has_bcache and not any(map(_is_module_used, _MODULES)):
+    used = [each for each in _FILES.listdir("/sys/block") if each.startswith("bcache")]
+    for module in _MODULES:
+        here = f"/sys/module/{module}"
+        # A dm-cache policy holds its module even without a cache.
+        if int(_FILES.try_read(f"{here}/refcnt") or 0) > len(_FILES.listdir(f"{here}/holders")):
+            used.append(module)
+    if not used:
         return False
     try:
         report = read(_FILES.path(CACHES))
     except (OSError, ToolError):
         return True
     return is_stale(report, _FILES, time.clock_gettime(time.CLOCK_BOOTTIME), FILL_FRESH_S)
-
-
-def _is_module_used(module: str) -> bool:
-    """Whether a device uses it: a dm-cache policy holds its module even without a cache."""
-    here = f"/sys/module/{module}"
-    return int(_FILES.try_read(f"{here}/refcnt") or 0) > len(_FILES.listdir(f"{here}/holders"))
 
 
 def _is_known(said: Answer) -> bool:
@@ -214,21 +203,21 @@ class Cache:
             flushes[each["disk"]] for each in cache["reported"] if each.get("disk") in flushes
         ]
         self.flush_failed = any(each.problem() for each in flushed)
-        self._seen_s: Optional[float] = min((each["time_s"] for each in said), default=None)
+        # Of the oldest reading; None: no source reads it.
+        self.seen_s: Optional[float] = min((each["time_s"] for each in said), default=None)
         self._capacity = cache["capacity_bytes"] or 0.0
         self.left: Optional[float] = None  # bytes; None: not known
         self._how = ""
         if said:
             self.left = float(sum(each["dirty_bytes"] for each in said))
             self._capacity = float(sum(each["capacity_bytes"] or 0 for each in said))
-            if self._seen_s is not None:
-                self._how = f", as of {time.strftime('%H:%M:%S', time.localtime(self._seen_s))}"
+            if self.seen_s is not None:
+                self._how = f", as of {time.strftime('%H:%M:%S', time.localtime(self.seen_s))}"
         elif cache["fill"] is not None and self._capacity:
             self.left, self._how = cache["fill"] * self._capacity, ", estimated"
         # Nothing that would hold writes back is known of.
         self.none = self.left is None and not self._is_one_unread
-        # Whether it was read how full each is, and not estimated.
-        self._is_read = bool(said)
+        self._is_read = bool(said)  # not estimated
         self.verified = self.none or (self._is_read and not self._is_one_unread)
         # What came in after it was flushed is not waited for.
         flushed_or_unknown = self.left is None or len(flushed) == len(said) > 0
@@ -236,10 +225,6 @@ class Cache:
             self.left is not None
             and self.left <= max(_EMPTY_BYTES, _EMPTY_SHARE * self._capacity)
         )
-
-    def is_read_since(self, wall_s: float) -> bool:
-        """Whether it was read after `wall_s`, or no source reads it; that takes some time."""
-        return self._seen_s is None or self._seen_s >= wall_s
 
     def words(self) -> str:
         if self.left is None:

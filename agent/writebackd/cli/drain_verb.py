@@ -23,12 +23,10 @@ from writebackd.cli.drain_caches import (
     flush,
     interrupted_later,
     is_mounted,
-    sync_all,
-    sync_filesystem,
     sync_nodes,
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import Answer, clean, show, show_json, width
+from writebackd.cli.output import Answer, clean, show_json, width
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import DrainAnswer
@@ -69,8 +67,6 @@ def drain(options: argparse.Namespace) -> int:
 
 
 class _DrainRun:
-    """The progress of a drain."""
-
     def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
         self._options, self._begun = options, begun
         self._begun_s = time.monotonic()
@@ -111,7 +107,8 @@ class _DrainRun:
         are_all_reached = True
         for row in rows:
             filesystems = [fs for fs in row["filesystems"] if is_mounted(fs["mount"], fs["devno"])]
-            self._syncs += [sync_filesystem(fs["mount"]) for fs in filesystems]
+            mounts = [fs["mount"] for fs in filesystems]
+            self._syncs += [Child(mount, "sync", "-f", "--", mount) for mount in mounts]
             # Also elsewhere: on another partition, in a mount namespace, or below another mount.
             nodes = sync_nodes(row["name"])
             self._syncs += nodes
@@ -120,7 +117,7 @@ class _DrainRun:
                 fs["type"] == "btrfs" or fs["devno"] == row["devno"] for fs in filesystems
             )
         if not are_all_reached:
-            self._syncs.append(sync_all())
+            self._syncs.append(Child("all disks", "sync"))  # sync(2) reports no errors
 
     def follow(self) -> None:
         """Repeat until nothing is left, or nothing more can be done."""
@@ -185,7 +182,6 @@ class _DrainRun:
             self._rate = rate if self._rate is None else (self._rate + rate) / 2
 
     def _rows(self) -> List[Dict[str, Any]]:
-        """The drained devices that still exist."""
         names = self._begun["devices"]
         return [
             row for row in self._status.get("devices", ())
@@ -216,7 +212,7 @@ class _DrainRun:
             self._synced_s = time.time()
         self._flushing = flushing
         read = not flushing and self._status["time_s"] > self._synced_s and all(
-            each.is_read_since(self._synced_s) for each in caches
+            each.seen_s is None or each.seen_s >= self._synced_s for each in caches
         )
         full = [each for each in caches if not each.is_empty]
         if read and all(each.flush_failed for each in full):
@@ -276,7 +272,7 @@ class _DrainRun:
     def _say(self, text: str) -> None:
         if not self._options.json:
             start = "\r\x1b[K" if sys.stdout.isatty() else ""
-            show(f"{start}{text}")
+            print(f"{start}{text}")
             sys.stdout.flush()
 
     # ---- the end -----------------------------------------------------------

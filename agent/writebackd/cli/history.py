@@ -28,7 +28,6 @@ from writebackd.cli.output import (
     as_text,
     clean,
     moment,
-    show,
     show_answer,
     show_json,
     wants_colour,
@@ -48,7 +47,6 @@ from writebackd.report.history_schema import (
     read_figures,
     read_history,
 )
-from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.report_page import render
 from writebackd.report.timeline import Span
 
@@ -99,19 +97,18 @@ def history(options: argparse.Namespace) -> int:
         what, shown = "rows", len(answer)
         colour = wants_colour(sys.stdout, options.color)
         if options.figures:
-            show(render_figures(answer, colour))
+            print(render_figures(answer, colour))
         else:
             entries = folded(answer)[0 if options.limit else -_LAST :]
             what, shown = "events", sum(entry.count for entry in entries)
-            show(render_history(entries, width(), colour))
+            print(render_history(entries, width(), colour))
         if known > shown:
             which = f"the last {shown} of {known} {what}"
-            show(f"({which}; --limit {known} shows all, --since others)")
+            print(f"({which}; --limit {known} shows all, --since others)")
     return GOOD
 
 
 def figures_json(row: Figures) -> FigureRow:
-    """A row of figures as data: latencies as p50 and p99, unknown values None."""
     return {
         "wall_s": row.wall_s,
         "span_s": row.span_s,
@@ -315,7 +312,6 @@ def _day(event: Answer) -> Tuple[int, ...]:
 
 
 def render_figures(rows: Sequence[Answer], colour: bool = False) -> str:
-    """One line per device and span of time, oldest first."""
     if not rows:
         return "no figures of that time: a row covers 10 s in which a device wrote or synced"
     head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE commit/s p50 ms  p99 ms"
@@ -351,11 +347,15 @@ def report(options: argparse.Namespace) -> int:
     rows = read_figures(path, since_s, device, until_s)
     # The state at its beginning was decided before; later events show what ran then.
     events = read_history(path, None, device)
-    past = past_json(read_alerts(path, MAX_ALERTS), ())
+    past = past_json(read_alerts(path))
     first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
     # Whole rows: what the page says it is about is what its figures are of.
     end_s = max([last_s, *(row.end_s for row in rows)])
     begin_s = max(since_s or 0.0, first_s)
+    status = status_of(options.runtime_dir)
+    writes_here = status is not None and (
+        os.path.realpath(status["state_dir"]) == os.path.realpath(path.parent)
+    )
     about = Span(
         host=socket.gethostname(),
         version=__version__,
@@ -363,7 +363,7 @@ def report(options: argparse.Namespace) -> int:
         begin_s=min([begin_s, end_s, *(row.wall_s for row in rows)]),
         end_s=end_s,
         made_s=now_s,
-        running=_is_written(path, options),
+        running=writes_here,
     )
     page = render(about, rows, events, past)
     write_page(options.output, page)
@@ -378,10 +378,3 @@ def report(options: argparse.Namespace) -> int:
         f" {shown} events",
     )
     return GOOD
-
-
-def _is_written(path: Path, options: argparse.Namespace) -> bool:
-    """Whether a running daemon writes this history."""
-    status = status_of(options.runtime_dir)
-    here = os.path.realpath(path.parent)
-    return status is not None and os.path.realpath(status["state_dir"]) == here

@@ -40,10 +40,6 @@ def width(least: int = 60) -> int:
     return max(least, min(columns or _PLAIN_WIDTH, _MAX_WIDTH))
 
 
-def show(text: str) -> None:
-    print(text)
-
-
 def show_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
@@ -53,7 +49,7 @@ def show_answer(options: argparse.Namespace, data: Any, text: Callable[[], str])
     if options.json:
         show_json(data)
     else:
-        show(text())
+        print(text())
 
 
 def show_screen(

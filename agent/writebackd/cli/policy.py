@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb policy: list, show, check and match policy files; needs no daemon."""
+"""The verb policy: list, check and match policy files; needs no daemon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
-from writebackd.cli.output import clean, show, show_answer, show_json, width, wrapped
+from writebackd.cli.output import clean, show_answer, show_json, width, wrapped
 from writebackd.command_line import complain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
@@ -51,37 +51,31 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def show_(options: argparse.Namespace) -> int:
-    """The files unchanged, or their merged result (`--effective`)."""
     if options.name is not None:
         policy = load_policy(options.name, options.config_dir)
     else:
         policy = in_force(options.runtime_dir, options.config_dir)
-    opened = _open_window(policy)
     if options.json:
-        show_json(_as_json(policy, opened))
+        show_json(_as_json(policy))
     elif options.effective:
-        show(_rendered(policy, opened))
+        print(rendered(policy))
     else:
         for path in policy.files:
             with open(path, encoding="utf-8") as file:
-                show(f"# {path}\n{file.read().rstrip()}")
+                print(f"# {path}\n{file.read().rstrip()}")
     return GOOD
-
-
-def effective(runtime_dir: Path) -> str:
-    """The output of `show --effective`. Raises PolicyError or CommandError."""
-    policy = in_force(runtime_dir, None)
-    return _rendered(policy, _open_window(policy))
 
 
 def _open_window(policy: Policy) -> Optional[Open]:
     return read_timetable(policy).at(time.time()).window
 
 
-def _rendered(policy: Policy, opened: Optional[Open]) -> str:
+def rendered(policy: Policy) -> str:
+    """The merged values, and which window is open."""
     text = render(policy).rstrip("\n")
     if not policy.windows:
         return text
+    opened = _open_window(policy)
     now = "No window is open now."
     if opened is not None:
         now = f"Window {opened.name} is open now, until {opened.until}: its values are in force."
@@ -107,7 +101,7 @@ def check_(options: argparse.Namespace) -> int:
     elif problems:
         complain("\n".join(problems))
     else:
-        show(f"{', '.join(options.files)}: good")
+        print(f"{', '.join(options.files)}: good")
         for line in warnings:
             complain(f"warning: {line}")
     return USAGE if problems else GOOD
@@ -179,7 +173,6 @@ def _match_json(choice: Choice) -> PolicyMatchAnswer:
 
 
 def _match_lines(choice: Choice, everything: bool) -> List[str]:
-    """The chosen policy and the runner-up, or all that have rules."""
     name, runner_up = choice.policy.name, choice.runner_up
     best = next((each for each in choice.verdicts if each.name == name), None)
     if best is None or not best.fits:
@@ -210,7 +203,8 @@ def _verdict_lines(verdict: Verdict) -> List[str]:
     return lines
 
 
-def _as_json(policy: Policy, opened: Optional[Open]) -> PolicyShowAnswer:
+def _as_json(policy: Policy) -> PolicyShowAnswer:
+    opened = _open_window(policy)
     sections: Dict[str, Dict[str, Setting]] = {}
 
     def add(section: str, key: Key, value: Any, origin: str) -> None:

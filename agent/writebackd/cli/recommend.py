@@ -33,7 +33,6 @@ from writebackd.policy.schema import DevicePolicy
 from writebackd.report.alert_answers import blamed, past_json
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import Event, read_alerts, read_figures, read_history
-from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.learned_store import load as calibrations
 from writebackd.report.learned_store import median, read_learned, unexpired_runs
 from writebackd.report.recommendation import DeviceAdvice, Host, Recommendation, recommend
@@ -137,7 +136,7 @@ def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Su
         device = device_in(path, options)
         rows = read_figures(path, since_s, device, until_s)
         events = read_history(path)
-        past = past_json(read_alerts(path, MAX_ALERTS), ())
+        past = past_json(read_alerts(path))
     policy = in_force(options.runtime_dir, options.config_dir)
     policies: Dict[str, DevicePolicy] = {}
     left_out: Dict[str, str] = {}
@@ -198,7 +197,6 @@ def _tuned_base(files: KernelFiles, output: Optional[Path]) -> Sequence[str]:
 
 
 def _is_at(files: KernelFiles, path: str, output: Optional[Path]) -> bool:
-    """Whether a path of this host is the file named by -o."""
     if output is None or not path:
         return False
     return os.path.realpath(files.path(path)) == os.path.realpath(output)

@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def policy_of(text: str) -> Policy:
-    """The policy in a file's text. Raises PolicyError."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "recorded.conf"
         # The file is called otherwise, and its name is a guard against copies.  Samples of an

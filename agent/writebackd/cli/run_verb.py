@@ -118,7 +118,7 @@ def _make_cgroup(unit: str) -> Path:
             "run needs systemd or cgroup v2, and neither is available: try"
             " `mount -t cgroup2 none /sys/fs/cgroup/unified`", NOT_PERMITTED,
         )  # fmt: skip
-    own = _own_cgroup(mount)
+    own = Path(mount + (path_of_process(files, "self") or "").rstrip("/"))
     directory = own / unit
     try:
         directory.mkdir()
@@ -139,10 +139,6 @@ def _controllers(directory: Path) -> List[str]:
         return (directory / "cgroup.controllers").read_text().split()
     except OSError:
         return []
-
-
-def _own_cgroup(mount: str) -> Path:
-    return Path(mount + (path_of_process(KernelFiles(), "self") or "").rstrip("/"))
 
 
 def _run_in(directory: Path, path: str, command: List[str]) -> int:

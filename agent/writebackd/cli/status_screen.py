@@ -34,7 +34,6 @@ _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard"
 
 
 def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
-    """The answer to `status` as one screen of text, `width` columns wide."""
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
     lines = verdict_lines(status, width, paint)
@@ -77,7 +76,6 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
 
 
 def verdict_lines(answer: Answer, width: int, paint: Paint) -> List[str]:
-    """The first line of `status` and `why`."""
     verdict = answer["verdict"]
     return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
 
@@ -380,7 +378,6 @@ def _row(device: Answer, mount_width: int, figures: Sequence[_Figure], paint: Pa
 
 
 def mount_point(device: Answer) -> str:
-    """A device's first mount point, and the number of others."""
     mounts: Sequence[str] = device["mounts"] or (formats.UNKNOWN,)
     first, *more = mounts
     return first + (f" +{len(more)}" if more else "")

@@ -20,29 +20,16 @@ import tty
 from collections import deque
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.output import show_json, wants_colour, width
+from writebackd.cli.output import Answer, show_json, wants_colour, width
 from writebackd.cli.status_screen import urgency
 
 if TYPE_CHECKING:
     from writebackd.cli.io_waits import Wait, Waits
     from writebackd.cli.top_view import View
-
-Answer = Mapping[str, Any]
 
 # Points of a sparkline that are kept for each device: a wide terminal shows 60.
 KEPT = 120
@@ -163,7 +150,7 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Terminals that have no block elements in their fonts.
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
 # Those that the rest does without.
-_PACKAGES = ("psutil", "pyroute2", "rich")
+_PACKAGES = ("psutil", "rich")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
 
@@ -175,17 +162,14 @@ def top(options: argparse.Namespace) -> int:
         return GOOD
     view, waits = _parts(options.color)
     state = Top()
-    try:
-        _ask(options, state, waits)
-        terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
-        if not terminal or dumb or options.frames:
-            frames = options.frames or (None if terminal else 1)
-            return _print_frames(options, state, waits, view, frames)
-        with _Terminal() as terminal:
-            return _interact(options, state, waits, view, terminal)
-    finally:
-        waits.close()
+    _ask(options, state, waits)
+    terminal = sys.stdout.isatty() and sys.stdin.isatty()
+    dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
+    if not terminal or dumb or options.frames:
+        frames = options.frames or (None if terminal else 1)
+        return _print_frames(options, state, waits, view, frames)
+    with _Terminal() as terminal:
+        return _interact(options, state, waits, view, terminal)
 
 
 def _parts(when: str) -> "Tuple[View, Waits]":
@@ -216,7 +200,6 @@ def _has_blocks() -> bool:
 
 
 def _ask(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
-    """Refresh the state. Raises CommandError."""
     status = request(options.runtime_dir, "status", timeout_s=_TIMEOUT_S)
     load = request(options.runtime_dir, "top", timeout_s=_TIMEOUT_S)
     state.take(status, load)
@@ -255,7 +238,6 @@ def _print_frames(
 
 
 def _page(view: "View", state: Top) -> List[str]:
-    """A frame for printing: without keys, and empty lines at the end."""
     columns = max(FULL_WIDTH, width())
     height = max(24, shutil.get_terminal_size((columns, 24)).lines)
     lines = [line.rstrip() for line in view.lines(state, columns, height)[:-1]]
@@ -280,8 +262,9 @@ class _Terminal:
         self._stop = False
         self._handlers: Dict[int, Any] = {}
         try:
-            for number in _ends():
-                self._handlers[number] = signal.signal(number, self._end)
+            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._end)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+                self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._end)
             self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._ask_to_stop)
             self._take()
         except BaseException:
@@ -323,12 +306,6 @@ class _Terminal:
     def _ask_to_stop(self, *_: object) -> None:
         # Not here: the signal may arrive during one of our writes.
         self._stop = True
-
-
-def _ends() -> List[int]:
-    """The signals that end it: not SIGHUP under nohup, which ignores it."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 def _interact(

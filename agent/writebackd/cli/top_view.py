@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -16,9 +28,9 @@ from rich.text import Text
 
 from writebackd import formats
 from writebackd.cli.io_waits import Wait
-from writebackd.cli.output import clean, fit
+from writebackd.cli.output import Answer, clean, fit
 from writebackd.cli.status_screen import alert_line, headline, limit_line, mount_point
-from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Answer, Top
+from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Top
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
@@ -32,6 +44,8 @@ _ASCII = "_.,-=+*#"
 _WIDE = 140  # columns from which who dirties and who waits stand side by side
 _NARROW = 80  # columns below which sparkline, p50 and drain rate are left out
 _ROOMY = 110  # columns from which a device's mount point is shown
+# Title, width, whether it is to the right, and what a row has in it.
+_Column = Tuple[str, int, bool, Callable[[Any], Union[str, Text]]]
 _TALL = 30  # lines below the head from which the devices' reasons are shown
 
 
@@ -98,14 +112,14 @@ class View:
         clock = time.strftime("%H:%M:%S", time.localtime(status["time_s"]))
         title = f"{_shorten(clean(title), width - 11):{width - 11}}  {clock}"
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
+        bar = ("#" * round(min(1.0, filled) * 20)).ljust(20, "-")
         lines = [
             _line(title, width, "bold"),
             _line(f"limit {limit_line(status)}", width),
             _line(
                 f"dirty {formats.size(memory['dirty_bytes'])} now, and"
                 f" {formats.size(memory['writeback_bytes'])} being written"
-                f" {self._bar(filled, 20) + ' ' if width >= _NARROW else ''}"
-                f"{formats.percent(filled)} of the limit",
+                f" {f'[{bar}] ' if width >= _NARROW else ''}{formats.percent(filled)} of the limit",
                 width,
             ),
         ]
@@ -139,23 +153,26 @@ class View:
         mount = min(40, width - _ROOMY + 12) if width >= _ROOMY else 0
         fixed = 68 + (mount + 1 if mount else 0)
         spark = min(60, max(8, width - 1 - fixed)) if width >= _NARROW else 0
-        table = _table()
-        for name, size, right in (
-            ("DEVICE", 8, False),
-            *((("MOUNT", mount, False),) if mount else ()),
-            ("STATE", 9, False),
-            ("commit/s", 8, True),
-            *((("p50 ms", 6, True),) if spark else ()),
-            ("p99 ms", 6, True),
-            *(((f"p99, last {spark}" if spark >= 12 else "p99", spark, False),) if spark else ()),
-            ("writes", 6, True),
-            *((("drain", 5, True),) if spark else ()),
-            ("limit", 6, True),
-            ("cache", 5, True),
-        ):
-            _column(table, name, size, right)
-        for device in shown:
-            table.add_row(*self._device(top, device, mount, spark))
+        columns: List[Optional[_Column]] = [
+            ("DEVICE", 8, False, lambda device: fit(device["name"], 8)),
+            ("MOUNT", mount, False, lambda device: fit(mount_point(device), mount))
+            if mount else None,
+            ("STATE", 9, False, lambda device: Text(
+                device["state"] or formats.UNKNOWN, _STYLES.get(device["state"], ""))),
+            ("commit/s", 8, True, lambda device: formats.count(device["sync_rate"])),
+            ("p50 ms", 6, True, lambda device: formats.milliseconds(device["commit_p50_s"]))
+            if spark else None,
+            ("p99 ms", 6, True, lambda device: formats.milliseconds(device["commit_p99_s"])),
+            (f"p99, last {spark}" if spark >= 12 else "p99", spark, False, lambda device:
+                self.sparkline(list(top.p99.get(device["name"], ()))[-spark:]).rjust(spark))
+            if spark else None,
+            ("writes", 6, True, lambda device: formats.size(device["write_rate"])),
+            ("drain", 5, True, lambda device: formats.size(device["drain_rate"]))
+            if spark else None,
+            ("limit", 6, True, lambda device: formats.size(device["limit_bytes"])),
+            ("cache", 5, True, lambda device: formats.percent(device["write_cache"]["fill"])),
+        ]  # fmt: skip
+        table = _table([each for each in columns if each is not None], shown)
         below: List[RenderableType] = []
         before, after = top.offset, len(devices) - top.offset - len(shown)
         if before or after:
@@ -169,36 +186,13 @@ class View:
             below += [_line(_reason(each, not mount), width) for each in reasons[: left - 1]]
         return Group(table, *below), 1 + len(shown) + len(below)
 
-    def _device(self, top: Top, device: Answer, mount: int, spark: int) -> List[Text]:
-        state = device["state"] or formats.UNKNOWN
-        cells = [Text(fit(device["name"], 8))]
-        if mount:
-            cells.append(Text(fit(mount_point(device), mount)))
-        fill = device["write_cache"]["fill"]
-        points = list(top.p99.get(device["name"], ()))[-spark:]
-        cells += [Text(state, _STYLES.get(state, "")), Text(formats.count(device["sync_rate"]))]
-        cells += [Text(formats.milliseconds(device["commit_p50_s"]))] * bool(spark)
-        cells.append(Text(formats.milliseconds(device["commit_p99_s"])))
-        cells += [Text(self.sparkline(points).rjust(spark))] * bool(spark)
-        cells.append(Text(formats.size(device["write_rate"])))
-        cells += [Text(formats.size(device["drain_rate"]))] * bool(spark)
-        return [
-            *cells, Text(formats.size(device["limit_bytes"])), Text(formats.percent(fill))
-        ]
-
     def sparkline(self, points: Iterable[Optional[float]]) -> str:
         """A character for each latency in seconds; a blank for a missing one."""
-        return "".join(self._glyph(point) for point in points)
-
-    def _glyph(self, point: Optional[float]) -> str:
-        if point is None:
-            return " "
-        steps = math.log10(max(point, _LEAST_S) / _LEAST_S) * _PER_DECADE
-        return self._glyphs[min(len(self._glyphs) - 1, int(steps))]
-
-    def _bar(self, share: float, size: int) -> str:
-        filled = round(min(1.0, max(0.0, share)) * size)
-        return "[" + "#" * filled + "-" * (size - filled) + "]"
+        glyphs = ""
+        for point in points:
+            step = int(math.log10(max(point or 0.0, _LEAST_S) / _LEAST_S) * _PER_DECADE)
+            glyphs += " " if point is None else self._glyphs[min(len(self._glyphs) - 1, step)]
+        return glyphs
 
     # ---- who dirties, who waits ----------------------------------------
 
@@ -226,60 +220,43 @@ class View:
 
     def _dirtiers(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
         load = top.load or {"tasks": [], "cgroups": []}
-        rows: List[Sequence[str]] = []
-        table = _table()
+        columns: List[_Column] = [
+            ("DIRTIES", 8, True, lambda each: _rate(each["dirty_rate"])),
+            ("sleeps", 6, True, lambda each: formats.percent(each["throttled_share"])),
+        ]
         if top.by_cgroup:
-            columns = [("DIRTIES", 8, True), ("sleeps", 6, True), ("fsync/s", 7, True)]
-            columns += [("DEVICE", 8, False), ("CGROUP", width - 34, False)]
-            rows = [
-                (_rate(each["dirty_rate"]), formats.percent(each["throttled_share"]),
-                 formats.count(each["sync_rate"]), fit(each["device"] or formats.UNKNOWN, 8),
-                 fit(each["cgroup"] or formats.UNKNOWN, width - 34))
-                for each in load["cgroups"]
-            ]  # fmt: skip
+            columns += [("fsync/s", 7, True, lambda each: formats.count(each["sync_rate"]))]
         else:
-            columns = [("DIRTIES", 8, True), ("sleeps", 6, True), ("PID", 7, True)]
-            columns += [("COMMAND", 15, False), ("DEVICE", 8, False)]
-            columns += [("CGROUP", width - 50, False)]
-            rows = [
-                (_rate(each["dirty_rate"]), formats.percent(each["throttled_share"]),
-                 str(each["pid"]), clean(each["comm"]), fit(each["device"] or formats.UNKNOWN, 8),
-                 fit(each["cgroup"] or formats.UNKNOWN, width - 50))
-                for each in load["tasks"]
-            ]  # fmt: skip
-        for name, size, right in columns:
-            _column(table, name, size, right)
-        return _filled(table, rows, room, "no process dirties memory" + _unseen(top), width)
+            columns += [
+                ("PID", 7, True, lambda each: str(each["pid"])),
+                ("COMMAND", 15, False, lambda each: clean(each["comm"])),
+            ]
+        columns.append(("DEVICE", 8, False, lambda each: fit(each["device"] or formats.UNKNOWN, 8)))
+        columns.append(_cgroup(columns, width, lambda each: each["cgroup"]))
+        rows = load["cgroups" if top.by_cgroup else "tasks"]
+        return _filled(columns, rows, room, "no process dirties memory" + _unseen(top), width)
 
     def _waiters(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
-        table = _table()
-        rows: List[Sequence[str]] = []
+        rows: Sequence[Any] = top.waits
         if top.by_cgroup:
-            columns = [("WAITS IO", 8, True), ("D", 3, True)]
-            columns += [("CGROUP", width - 14, False)]
-            rows = [
-                (_share(share), str(stuck or ""), fit(cgroup, width - 14))
-                for cgroup, share, stuck in waits_by_cgroup(top.waits)
+            rows = waits_by_cgroup(top.waits)
+            columns: List[_Column] = [
+                ("WAITS IO", 8, True, lambda each: formats.percent(each[1])),
+                ("D", 3, True, lambda each: str(each[2] or "")),
             ]
+            columns.append(_cgroup(columns, width, lambda each: each[0]))
         else:
-            columns = [("WAITS IO", 8, True), ("D", 1, False), ("PID", 7, True)]
-            columns += [("COMMAND", 15, False), ("USER", 8, False), ("CGROUP", width - 46, False)]
-            rows = [
-                (
-                    _share(each.share),
-                    "D" * each.stuck,
-                    str(each.pid),
-                    clean(each.name)[:15],
-                    fit(each.user or formats.UNKNOWN, 8),
-                    fit(each.cgroup or formats.UNKNOWN, width - 46),
-                )
-                for each in top.waits
+            columns = [
+                ("WAITS IO", 8, True, lambda each: formats.percent(each.share)),
+                ("D", 1, False, lambda each: "D" * each.stuck),
+                ("PID", 7, True, lambda each: str(each.pid)),
+                ("COMMAND", 15, False, lambda each: clean(each.name)[:15]),
+                ("USER", 8, False, lambda each: fit(each.user or formats.UNKNOWN, 8)),
             ]
-        for name, size, right in columns:
-            _column(table, name, size, right)
+            columns.append(_cgroup(columns, width, lambda each: each.cgroup))
         if top.wait_note is None:
-            return _filled(table, rows, room, "no process waits for block IO", width)
-        part, used = _filled(table, rows, room - 1, "", width)
+            return _filled(columns, rows, room, "no process waits for block IO", width)
+        part, used = _filled(columns, rows, room - 1, "", width)
         return Group(part, _line(f"note: {top.wait_note}", width, "dim")), used + 1
 
 
@@ -290,7 +267,6 @@ def _reason(device: Answer, with_mount: bool) -> str:
 
 
 def _load_lines(top: Top, width: int) -> int:
-    """Lines that writers and waiting processes take if all are shown."""
     load = top.load or {"tasks": [], "cgroups": []}
     dirtiers = 1 + max(1, len(load["cgroups" if top.by_cgroup else "tasks"]))
     waiters = 1 + max(1, len(top.waits) + (top.wait_note is not None))
@@ -320,10 +296,6 @@ def _rate(rate: Optional[float]) -> str:
     return f"{formats.size(rate)}/s" if rate is not None else formats.UNKNOWN
 
 
-def _share(share: Optional[float]) -> str:
-    return formats.percent(share)
-
-
 def _shorten(text: str, size: int) -> str:
     return text if len(text) <= size else text[: max(0, size - 2)].rstrip() + ".."
 
@@ -333,26 +305,32 @@ def _line(text: str, width: int, style: str = "") -> Text:
     return Text(_shorten(clean(text), width - 1), style, no_wrap=True, overflow="crop")
 
 
-def _table() -> Table:
-    return Table(
+def _cgroup(
+    others: Sequence[_Column], width: int, cgroup: Callable[[Any], Optional[str]]
+) -> _Column:
+    """The last column, of what the others leave."""
+    left = width - 1 - sum(size + 1 for _, size, _, _ in others)
+    return "CGROUP", left, False, lambda each: fit(cgroup(each) or formats.UNKNOWN, left)
+
+
+def _table(columns: Sequence[_Column], rows: Iterable[Any]) -> Table:
+    table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", show_edge=False
     )
-
-
-def _column(table: Table, name: str, size: int, right: bool) -> None:
-    table.add_column(
-        name, width=max(1, size), no_wrap=True, overflow="crop",
-        justify="right" if right else "left",
-    )  # fmt: skip
+    for name, size, right, _ in columns:
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(name, width=max(1, size), no_wrap=True, overflow="crop", justify=justify)
+    for row in rows:
+        table.add_row(*(cell(row) for *_, cell in columns))
+    return table
 
 
 def _filled(
-    table: Table, rows: Sequence[Sequence[str]], room: int, nothing: str, width: int
+    columns: Sequence[_Column], rows: Sequence[Any], room: int, nothing: str, width: int
 ) -> Tuple[RenderableType, int]:
-    """The table with as many rows as fit, or a note that there are none."""
-    for row in rows[: max(0, room - 1)]:
-        table.add_row(*(Text(cell) for cell in row))
-    shown = min(len(rows), max(0, room - 1))
+    """A table with as many rows as fit, or a note that there are none; and its lines."""
+    shown = rows[: max(0, room - 1)]
+    table = _table(columns, shown)
     if rows or not nothing or room < 2:
-        return table, 1 + shown
+        return table, 1 + len(shown)
     return Group(table, _line(nothing, width, "dim")), 2

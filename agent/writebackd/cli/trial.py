@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import signal
 import socket
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width, write_page
-from writebackd.command_line import complain
+from writebackd.cli.output import show_json, width, write_page
+from writebackd.command_line import complain, drop_unwritten
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
@@ -182,7 +181,11 @@ class _TrialRun:
             if output is not None:
                 self._show(f"\n{output}: the same with plots")
         if self._unseen is not None:
-            self._silence(self._unseen)
+            if output is None:
+                raise self._unseen
+            why = f"cannot write the output: {self._unseen.strerror}"
+            complain(f"writebackctl: {why}; {output} has all of it")
+            drop_unwritten("stdout")
         good = report.ended in [each.value for each in (End.DONE, End.ENOUGH, End.ASKED)]
         return GOOD if good and not report.result.of(P99).worse else BAD_NEWS
 
@@ -191,26 +194,14 @@ class _TrialRun:
         if self._options.json or str(self._options.output) == "-" or self._unseen is not None:
             return
         try:
-            show(text)
+            print(text)
             sys.stdout.flush()
         except OSError as error:
             # The terminal is gone, or who reads: the page is to have all the same.
             self._unseen = error
 
-    def _silence(self, error: OSError) -> None:
-        """Where the page has it all, that is the answer. Raises OSError where there is none."""
-        if self._options.output is None:
-            raise error
-        complain(
-            f"writebackctl: cannot write the output: {error.strerror};"
-            f" {self._options.output} has all of it"
-        )
-        # What could not be written would be tried again at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
 
 def report_json(report: TrialSummary, file: Optional[str] = None) -> TrialAnswer:
-    """The whole trial as data; unknown values are None."""
     plan, result = report.plan, report.result
     return {
         "host": report.host, "policy": report.policy, "mode": report.mode, "seed": report.seed,

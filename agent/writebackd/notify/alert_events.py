@@ -141,7 +141,6 @@ def line(text: str) -> str:
 
 
 def runbook_of(alert: Alert, base: str = RUNBOOK) -> str:
-    """The address of the runbook's section on this alert."""
     return f"{base}#{alert.name.value.lower()}"
 
 
@@ -172,10 +171,14 @@ def alert_json(alert: Alert, base: str = RUNBOOK) -> ActiveAlert:
         "since": alert.since_s,
         "summary": line(alert.summary),
         "done": line(alert.done),
-        "culprits": [_culprit_json(culprit) for culprit in alert.culprits],
-        "evidence": None
-        if evidence is None
-        else {
+        "culprits": [
+            {
+                name: line(value) if isinstance(value, str) else value
+                for name, value in asdict(culprit).items()
+            }
+            for culprit in alert.culprits
+        ],
+        "evidence": None if evidence is None else {
             "begin": evidence.begin_s,
             "end": evidence.end_s,
             "facts": {name: value if math.isfinite(value) else None
@@ -185,15 +188,7 @@ def alert_json(alert: Alert, base: str = RUNBOOK) -> ActiveAlert:
     }  # fmt: skip
 
 
-def _culprit_json(culprit: Culprit) -> Dict[str, Any]:
-    return {
-        name: line(value) if isinstance(value, str) else value
-        for name, value in asdict(culprit).items()
-    }
-
-
 def alert_event_json(event: AlertEvent, host: str, base: str = RUNBOOK) -> Dict[str, Any]:
-    """The event as JSON for hooks and the history."""
     return {
         "what": event.what.value,
         "id": line(event.id),

@@ -17,6 +17,7 @@ import logging
 import socket
 import time
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from urllib.parse import urlsplit
 
@@ -48,40 +49,17 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
         f"POST {parts.path or '/'} HTTP/1.0\r\nHost: {parts.netloc}\r\nUser-Agent: writebackd\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with _connect(host, port, deadline) as plain:
-        with _secured(plain, host) if parts.scheme == "https" else plain as connection:
+    # Half of it for an address: localhost is also ::1, where few listen.
+    with socket.create_connection((host, port), timeout=limit_s / 2) as plain:
+        connection = plain
+        if parts.scheme == "https":
+            import ssl
+
+            connection = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+        with connection:
             _limit(connection, deadline)
             connection.sendall(head.encode("ascii") + body)
             return _answer(connection, deadline)
-
-
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Connect to the first address that answers: localhost is also ::1, where few listen."""
-    error: OSError = OSError("the name has no address")
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-        try:
-            # Refused as well: where IPv6 is off, or the unit lets no such socket be made.
-            connection = socket.socket(family, kind, protocol)
-        except OSError as failed:
-            error = failed
-            continue
-        try:
-            # A share of the time: one that is never answered leaves some for the next.
-            now = time.monotonic()
-            _limit(connection, now + (deadline - now) / (len(addresses) - tried))
-            connection.connect(address)
-            return connection
-        except OSError as failed:
-            error = failed
-            connection.close()
-    raise error
-
-
-def _secured(connection: socket.socket, host: str) -> socket.socket:
-    import ssl
-
-    return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
 
 
 def _limit(connection: socket.socket, deadline: float) -> None:
@@ -160,12 +138,11 @@ class Alertmanager(Route):
         self, url: str, host: str, runbook: str, resend_s: float, limit_s: float,
         send: Post = post, backoff: Optional[Backoff] = None,
     ) -> None:
-        super().__init__("alertmanager", url)
+        super().__init__("alertmanager", url, backoff or Backoff(last_s=min(60.0, resend_s)))
         self._url = url.rstrip("/") + API
         self._host, self._runbook = host, runbook
         self._resend_s, self._limit_s = resend_s, limit_s
         self._send = send
-        self._backoff = backoff or Backoff(last_s=min(60.0, resend_s))
         self._active: Dict[LabelSet, Alert] = {}
         # The alert, when it ended (wall clock), and until when that is sent (monotonic; None:
         # not sent yet).
@@ -193,10 +170,10 @@ class Alertmanager(Route):
             self._wake.set()
 
     def _adopt(self, other: Alertmanager) -> None:
+        super()._adopt(other)
         self._runbook, self._resend_s, self._limit_s = (
             other._runbook, other._resend_s, other._limit_s
         )
-        self._send, self._backoff = other._send, other._backoff
 
     def _count_waiting(self) -> int:
         """Count what a dead server has not received; otherwise nothing waits."""
@@ -215,16 +192,18 @@ class Alertmanager(Route):
                 said = news
                 self._rest(None)
                 continue
-            self._replaced = False
             wait_s = self._resend_s
-            if self._post():
+            if self._try(self._post, "alerts") is None:
                 said = news
                 self._keep_ended(ended)
             else:
                 wait_s = self._backoff.fail()
             if closing:
                 return
-            self._pause(wait_s, news)
+            self._pause(wait_s, partial(self._has_more, news))
+
+    def _has_more(self, news: int) -> bool:
+        return self._error is None and self._news != news
 
     def _body(self, now_s: float) -> List[Dict[str, Any]]:
         """All alerts to send at `now_s` (wall clock), including ended ones."""
@@ -242,24 +221,16 @@ class Alertmanager(Route):
             "endsAt": _rfc3339(end_s),
         }
 
-    def _post(self) -> bool:
+    def _post(self) -> None:
+        """Raises RouteError or OSError."""
+        with self._lock:
+            body = self._body(time.time())
         try:
-            with self._lock:
-                body = self._body(time.time())
             answer = self._send(self._url, json.dumps(body).encode("ascii"), self._limit_s)
-            if not 200 <= answer.status < 300:
-                raise RouteError(f"HTTP status {answer.status}: {line(answer.text.strip())}")
-        except (RouteError, OSError, ValueError) as error:
-            self._failed(str(error))
-            return False
-        except Exception as error:  # a bug of ours: what stands next may fare better
-            if self._error != repr(error):
-                log.error("cannot send alerts to %s: %r", self.name, error)
-            self._failed(repr(error))
-            return False
-        self._worked()
-        self._backoff.reset()
-        return True
+        except ValueError as error:
+            raise RouteError(str(error)) from None
+        if not 200 <= answer.status < 300:
+            raise RouteError(f"HTTP status {answer.status}: {line(answer.text.strip())}")
 
     def _keep_ended(self, sent: List[LabelSet]) -> None:
         """Resend ended alerts while Alertmanager may still believe our last endsAt."""
@@ -273,14 +244,6 @@ class Alertmanager(Route):
                 self._ended[labels] = (alert, end_s, until)
                 if now >= until:
                     del self._ended[labels]
-
-    def _pause(self, seconds: float, news: int) -> None:
-        """Wait until the next resend; news end the wait, but not a pause after a failure."""
-        until = time.monotonic() + seconds
-        while not (self._closing or self._replaced) and time.monotonic() < until:
-            self._rest(until - time.monotonic())
-            if self._error is None and self._news != news:
-                return
 
 
 def _rfc3339(wall_s: float) -> str:

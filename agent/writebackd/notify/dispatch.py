@@ -36,18 +36,13 @@ class Routes:
         self._strangers: Set[_Key] = set()  # who do not know yet what stands
         self.reload(settings)
 
-    @property
-    def runbook(self) -> str:
-        """The address of the runbook, without a section."""
-        return self._runbook
-
     def reload(self, settings: Routing) -> None:
         """Apply new settings: a route of the same kind continues with its queue.
 
         A new one, or one with other receivers, gets the active alerts as begun. A removed one
         sends what is queued, and ends.
         """
-        self._runbook = settings.runbook or self._installed
+        self.runbook = settings.runbook or self._installed  # its address, without a section
         before, self._routes = self._routes, {}
         for wanted in self._wanted(settings):
             key = (wanted.name, wanted.target if isinstance(wanted, Alertmanager) else "")
@@ -65,7 +60,7 @@ class Routes:
 
     def _wanted(self, settings: Routing) -> Iterator[Route]:
         """The routes in the settings, not started."""
-        host, book, limit_s = self.host, self._runbook, settings.timeout_s
+        host, book, limit_s = self.host, self.runbook, settings.timeout_s
         if settings.journal:
             yield journal_route(book)
         for url in settings.alertmanager:

@@ -139,7 +139,9 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
         except OSError as error:
             what = error.filename or argv[0]  # setpriv, say, that is to start it
             raise RouteError(f"cannot start: {what}: {error.strerror or error}") from None
-    _let_it_be_killed_first(child.pid)
+    # Not our OOMScoreAdjust=-900: the agent is the unit's largest process.
+    with contextlib.suppress(OSError), open(f"/proc/{child.pid}/oom_score_adj", "w") as file:
+        file.write("500")
     assert child.stdout is not None
     with child.stdout:
         os.set_blocking(child.stdout.fileno(), False)
@@ -155,12 +157,6 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
         if child.returncode < 0:
             how = f"ended by signal {-child.returncode}"
         raise Refused(_said(how, output))
-
-
-def _let_it_be_killed_first(pid: int) -> None:
-    """Undo the inherited OOMScoreAdjust=-900: the agent is the unit's largest process."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
-        file.write("500")
 
 
 def _watch(child: "subprocess.Popen[bytes]", pipe: int, deadline: float) -> bytes:

@@ -84,7 +84,7 @@ _LEVEL = {2: logging.CRITICAL, 4: logging.WARNING, 5: logging.INFO}
 
 def journal_route(runbook: str) -> QueuedRoute:
     """A route to the journal, or to the log if there is no journald."""
-    native = journald.is_there()
+    native = os.path.exists(journald.SOCKET)
     target = journald.SOCKET if native else "the log"
     return QueuedRoute("journal", target, partial(_send, runbook, native))
 

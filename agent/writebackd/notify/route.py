@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Callable, Deque, Literal, Optional, Sequence
 
 from writebackd.alerts.alert_types import Alert
@@ -65,8 +66,9 @@ class Backoff:
 class Route:
     """A thread with its last error and counts. Subclasses send in `_run`."""
 
-    def __init__(self, name: str, target: str) -> None:
+    def __init__(self, name: str, target: str, backoff: Backoff) -> None:
         self.name, self.target = name, target
+        self._backoff = backoff
         self._sent = 0
         self._lost = 0
         self._error: Optional[str] = None
@@ -102,7 +104,7 @@ class Route:
 
     def _adopt(self, other: Any) -> None:
         """Take over the settings of `other`, which has this class."""
-        raise NotImplementedError
+        self._send, self._backoff = other._send, other._backoff
 
     def meet(self, standing: Sequence[AlertEvent]) -> None:
         """Receive earlier events, for a new route or one with a new target. Never blocks."""
@@ -144,16 +146,36 @@ class Route:
         self._wake.wait(seconds)
         self._wake.clear()
 
-    def _failed(self, error: str) -> None:
-        if self._error is None:  # logged once, until it works again
-            log.warning("alerts do not reach %s %s: %s", self.name, self.target, error)
-        self._error = error
+    def _pause(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait, unless new settings come; news do not shorten the pause of a dead route."""
+        until = time.monotonic() + seconds
+        while not (self._closing or self._replaced or is_over()) and time.monotonic() < until:
+            self._rest(until - time.monotonic())
 
-    def _worked(self) -> None:
+    def _try(self, send: Callable[[], None], what: object) -> Optional[Exception]:
+        """Send `what`; returns the error."""
+        self._replaced = False
+        try:
+            send()
+        except (RouteError, OSError) as error:
+            self._failed(str(error))
+            return error
+        except Exception as error:  # a bug of ours: the next one may fare better
+            if self._error != repr(error):
+                log.error("cannot send %s to %s: %r", what, self.name, error)
+            self._failed(repr(error))
+            return error
         if self._error is not None:
             log.info("alerts reach %s %s again", self.name, self.target)
         self._error = None
         self._sent += 1
+        self._backoff.reset()
+        return None
+
+    def _failed(self, error: str) -> None:
+        if self._error is None:  # logged once, until it works again
+            log.warning("alerts do not reach %s %s: %s", self.name, self.target, error)
+        self._error = error
 
 
 class QueuedRoute(Route):
@@ -164,9 +186,8 @@ class QueuedRoute(Route):
         backoff: Optional[Backoff] = None,
     ) -> None:
         """`send` raises RouteError or OSError, and takes bounded time."""
-        super().__init__(name, target)
+        super().__init__(name, target, backoff or Backoff())
         self._send = send
-        self._backoff = backoff or Backoff()
         self._waiting: Deque[AlertEvent] = deque()
 
     def take(self, events: Sequence[AlertEvent], active: Sequence[Alert], wall_s: float) -> None:
@@ -179,10 +200,6 @@ class QueuedRoute(Route):
                 self._waiting.append(event)
         if events:
             self._wake.set()
-
-    def _adopt(self, other: QueuedRoute) -> None:
-        self._send = other._send
-        self._backoff = other._backoff
 
     def meet(self, standing: Sequence[AlertEvent]) -> None:
         with self._lock:
@@ -203,37 +220,16 @@ class QueuedRoute(Route):
                     return
                 self._rest(None)
                 continue
-            self._replaced = False
-            try:
-                self._send(event)
-            except (RouteError, OSError) as error:
-                self._failed(str(error))
-                refused = refused + 1 if isinstance(error, Refused) else 0
+            error = self._try(partial(self._send, event), event.alert.key)
+            refused = refused + 1 if isinstance(error, Refused) else 0
+            if isinstance(error, (RouteError, OSError)):
                 if self._replaced:
                     refused = 0  # by the one before
-                elif closing or refused == REFUSALS:
-                    self._drop_first()
-                    refused = 0
-                else:
+                    continue
+                if not closing and refused < REFUSALS:
                     self._pause(self._backoff.fail())
-            except Exception as error:  # a bug of ours: the next one may fare better
-                log.error("cannot send %s to %s: %r", event.alert.key, self.name, error)
-                self._failed(repr(error))
-                self._drop_first()
-            else:
-                self._worked()
-                self._backoff.reset()
-                refused = 0
-                with self._lock:
-                    self._waiting.popleft()
-
-    def _drop_first(self) -> None:
-        with self._lock:
-            self._waiting.popleft()
-            self._lost += 1
-
-    def _pause(self, seconds: float) -> None:
-        """Wait; new events do not shorten the pause of a dead route."""
-        until = time.monotonic() + seconds
-        while not (self._closing or self._replaced) and time.monotonic() < until:
-            self._rest(until - time.monotonic())
+                    continue
+            refused = 0
+            with self._lock:
+                self._waiting.popleft()
+                self._lost += error is not None

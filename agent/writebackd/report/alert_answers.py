@@ -74,7 +74,7 @@ def route_warnings(snapshot: Snapshot) -> List[str]:
     return lines
 
 
-def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
+def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]] = ()) -> List[Json]:
     """Past alerts, oldest first, from the begin, change and end events in the history.
 
     `end` is None where nobody saw it, since the daemon stopped before; those of `active` are

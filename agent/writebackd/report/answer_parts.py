@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Parts of the answers to several verbs; answers to verbs that change or verify.  Pure."""
+"""Parts of the answers to several verbs, and the answer to verify.  Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from writebackd.report.snapshot import Draining, Pinned, Snapshot, Totals
+from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.types.codec import pack
-from writebackd.types.decision import Mode
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState
 
 if TYPE_CHECKING:
     from writebackd.report import answers
-    from writebackd.report.answers import Difference, VerifyAnswer
 
 Json = Dict[str, Any]
 
@@ -65,49 +63,6 @@ def trial_json(snapshot: Snapshot) -> Optional[answers.TrialState]:
     }
 
 
-def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> answers.ModeAnswer:
-    """The answer to `observe` and `enforce`; `lines` say what was done, `good` whether all was."""
-    return {"mode": mode.value, "good": good, "lines": list(lines)}
-
-
-def pin_json(
-    pin_bytes: Optional[int], lines: Sequence[str] = (), for_s: Optional[float] = None
-) -> answers.PinAnswer:
-    """The answer to `pin` and `release` (None: no longer pinned)."""
-    return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
-
-
-def drain_json(
-    number: int, devices: Sequence[str], lines: Sequence[str] = ()
-) -> answers.DrainState:
-    """The answer to each order of a drain; without devices it has ended.
-
-    `lines` say what keeps it from the limits; `lowered` if nothing does.
-    """
-    lowered = bool(devices) and not lines
-    return {
-        "number": number, "devices": list(devices), "lowered": lowered, "lines": list(lines)
-    }
-
-
-def counters_json(totals: Totals) -> answers.Counters:
-    return {
-        "reset_s": finite(totals.reset_s),
-        "limit_changes": totals.limit_changes,
-        "foreign_writes": totals.foreign_writes,
-        "failed_ticks": totals.failed_ticks,
-    }
-
-
-def reset_stats_json(totals: Totals) -> answers.ResetStatsAnswer:
-    lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
-    return {"reset_s": finite(totals.reset_s), "lines": lines}
-
-
-def forget_json(device: str, lines: Sequence[str] = ()) -> answers.ForgetAnswer:
-    return {"device": device, "lines": list(lines)}
-
-
 # Name, file, value written last and current value.
 LeverDifference = Tuple[str, str, str, str]
 # The same, with numbers; None: no limit.
@@ -123,7 +78,7 @@ def verify_json(
     yielded: Optional[str] = None,
     levers: Sequence[HeldLever] = (),
     differing: Sequence[LeverDifference] = (),
-) -> VerifyAnswer:
+) -> answers.VerifyAnswer:
     """Whether the values written last are in force.
 
     `written` is the last (limit, background) pair in bytes, None while the
@@ -131,10 +86,14 @@ def verify_json(
     `levers` are those held beside the pair, `differing` those that read otherwise.
     """
     writers = {each.lever: each for each in foreign}
-    differences: List[Difference] = []
+    differences: List[answers.Difference] = []
     for lever, file, expected, current in (
         *(_differences(vm, page_size, written) if written is not None else ()),
-        *((name, file, _natural(old), _natural(new)) for name, file, old, new in differing),
+        # `max` is no limit.
+        *(
+            (name, file, *(int(text) if text.isdigit() else None for text in texts))
+            for name, file, *texts in differing
+        ),
     ):
         who = writers.get(lever, ForeignWrite(lever, ""))
         differences.append({
@@ -173,8 +132,3 @@ def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[
         for lever, name, expected, current in zip(_PAIR, names, effective, in_force)
         if abs(expected - current) > page_size
     ]
-
-
-def _natural(text: str) -> Optional[int]:
-    """The number in a file; None for `max`, which is no limit."""
-    return int(text) if text.isdigit() else None

@@ -1,44 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Attributes foreign writes and alerts to processes."""
+"""Whose command lines alerts have, and who may see them."""
 
 from __future__ import annotations
 
-import logging
-from typing import Callable, Collection, Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
-from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts.alert_types import Alert
 from writebackd.kernel.argv_redaction import CommandLines
-from writebackd.kernel.lever_writers import writer_of
-from writebackd.notify import journal_route
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.copying import replace
 from writebackd.types.levers import ForeignWrite
-
-log = logging.getLogger(__name__)
-
-
-def name_writers(
-    foreign: Sequence[ForeignWrite],
-    seen: Sequence[Sequence[ForeignWrite]],
-    own: Collection[Optional[int]],
-    locate: Callable[[ForeignWrite], ForeignWrite],
-) -> Tuple[ForeignWrite, ...]:
-    """The same writes with their writers, if the probe saw them.
-
-    `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. A lever other than the
-    limits is left to its writer, which is logged.
-    """
-    named = []
-    for write in foreign:
-        writer = locate(writer_of(write, seen, own) or write)
-        named.append(writer)
-        if not write.is_limit:
-            log.warning(
-                "%s: %s set %s=%s: lever released",
-                AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
-                extra=journal_route.foreign(writer),
-            )
-    return tuple(named)
 
 
 def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Alert, ...]:

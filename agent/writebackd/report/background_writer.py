@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,15 @@ class BackgroundWriter:
             item = self._waiting.get()
             if item is not None:
                 yield item
+
+    def _try(self, work: Callable[[], object], text: str) -> None:
+        """Do it, and `_tell` whether it failed."""
+        try:
+            work()
+        except OSError as error:
+            self._tell(error.strerror or str(error), text)
+        else:
+            self._tell(None, text)
 
     def _tell(self, problem: Optional[str], text: str) -> None:
         """Log a problem once, until one time there was none; `text` has path and problem."""

@@ -44,12 +44,6 @@ WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial", "drain", "
 Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 
 
-class Shared(Dict[str, Any]):
-    """An answer that is the same for all clients, which share the bytes of one line."""
-
-    line: Optional[bytes] = None
-
-
 class RequestError(Exception):
     """A request that cannot be granted; the message tells the user what to do."""
 
@@ -113,10 +107,14 @@ class LoopServer(ABC):
     """
 
     def __init__(
-        self, listener: socket.socket, what: str, clock: Callable[[], float] = time.monotonic
+        self, listener: socket.socket, what: str, clock: Callable[[], float] = time.monotonic,
+        remove: Optional[Tuple[Path, int]] = None,
     ) -> None:
-        """`listener` does not block; it is closed by close(). `what` is for the log."""
-        self._listener = listener
+        """`listener` does not block; close() closes it, and removes its file, of this inode.
+
+        `what` is for the log.
+        """
+        self._listener, self._remove = listener, remove
         self._what = what
         self._clock = clock
         self._clients: Dict[int, _Client] = {}
@@ -156,12 +154,17 @@ class LoopServer(ABC):
             self._drop(client)
 
     def close(self) -> None:
-        """Drop all clients and stop listening."""
+        """Drop all clients, stop listening, and remove the socket's file if it is still ours."""
         for client in list(self._clients.values()):
             self._drop(client)
         self._listen(False)
         self._selector = None
         self._listener.close()
+        if self._remove is not None:
+            path, inode = self._remove
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
 
     def _listen(self, wanted: bool) -> None:
         if self._selector is None or self._listening == wanted:
@@ -197,7 +200,8 @@ class LoopServer(ABC):
 
     def _admit(self, client: _Client) -> None:
         full = len(self._clients) >= MAX_CLIENTS and not self._make_room(client.uid)
-        if full or self._has_enough(client.uid):
+        same = sum(each.uid == client.uid for each in self._clients.values())
+        if full or (client.uid != 0 and same >= MAX_CLIENTS_PER_UID):
             with contextlib.suppress(OSError):
                 client.sock.send(self._busy())
             client.sock.close()
@@ -207,11 +211,6 @@ class LoopServer(ABC):
             self._selector.register(client.sock, selectors.EVENT_READ, self)
         # An honest client has sent its line by now: most need no second round.
         self._progress(client)
-
-    def _has_enough(self, uid: Optional[int]) -> bool:
-        if uid == 0:
-            return False
-        return sum(c.uid == uid for c in self._clients.values()) >= MAX_CLIENTS_PER_UID
 
     def _make_room(self, uid: Optional[int]) -> bool:
         """Root replaces the oldest other client, so that nobody can lock it out."""
@@ -286,13 +285,8 @@ class ControlServer(LoopServer):
         """Bind and listen. Raises OSError naming the path."""
         self.path = path
         self._handler = handler
-        listener, self._inode = open_unix_listener(path)
-        super().__init__(listener, "control socket", clock)
-
-    def close(self) -> None:
-        """Drop all clients, stop listening, and remove the socket if it is still ours."""
-        super().close()
-        remove_socket(self.path, self._inode)
+        listener, inode = open_unix_listener(path)
+        super().__init__(listener, "control socket", clock, (path, inode))
 
     def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
         line, newline, _ = received.partition(b"\n")
@@ -311,24 +305,12 @@ class ControlServer(LoopServer):
             verb, args = _parse(line)
             if verb in WRITE_VERBS and uid != 0:
                 raise RequestError("this needs root: try again with sudo", _EXIT_NOT_PERMITTED)
-            data = self._handler(verb, args, uid)
-            if not isinstance(data, Shared):
-                return _success(data)
-            if data.line is None:
-                data.line = _success(data)
-            return data.line
+            return _success(self._handler(verb, args, uid))
         except RequestError as error:
             return _failure(str(error), error.exit_code)
         except Exception:
             log.exception("control socket: request failed")
             return _failure("writebackd could not answer: see its log", _EXIT_BAD_NEWS)
-
-
-def remove_socket(path: Path, inode: int) -> None:
-    """Remove the socket file, unless another one has replaced it."""
-    with contextlib.suppress(OSError):
-        if os.lstat(path).st_ino == inode:
-            os.unlink(path)
 
 
 def open_unix_listener(path: Path) -> Tuple[socket.socket, int]:

@@ -304,20 +304,22 @@ def sentences(each: Effectiveness) -> List[str]:
 def _met(held: Period) -> str:
     if not held.judged:
         return ""
-    least_s, *more = map(latency, held.objectives_s)
     text = f" At least {_share(held.met / held.judged)} met the objective of"
-    return f"{text} their time, {least_s} to {more[-1]}." if more else f"{text} {least_s}."
+    return f"{text} {'their time, ' * (len(held.objectives_s) > 1)}{_objectives(held)}."
+
+
+def _objectives(stretch: Period) -> str:
+    least_s, *more = map(latency, stretch.objectives_s)
+    return f"{least_s} to {more[-1]}" if more else least_s
 
 
 def _unheld(each: Effectiveness) -> List[str]:
     """What floods did without a limit of writebackd, and which limit it would have set."""
     loose, lines = each.loose, []
     if loose.judged:
-        least_s, *more = map(latency, loose.objectives_s)
-        objective = f"{least_s} to {more[-1]}" if more else least_s
         missed = loose.judged - loose.met
         lines.append(
-            f"Under the original limit commit p99 missed the objective of {objective} in"
+            f"Under the original limit commit p99 missed the objective of {_objectives(loose)} in"
             f" {loose.missed_floods} of {loose.floods} floods: {number(missed)} of"
             f" {number(loose.judged)} commits ({formats.percent(missed / loose.judged)}) took"
             f" longer, the longest {latency(loose.longest_s)}."

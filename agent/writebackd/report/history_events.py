@@ -8,8 +8,7 @@ import re
 from typing import List, Optional, Sequence, Tuple
 
 from writebackd import formats
-from writebackd.notify import AlertEvent, EventKind
-from writebackd.notify.alert_events import alert_event_json, headline
+from writebackd.notify.alert_events import AlertEvent, EventKind, alert_event_json, headline
 from writebackd.notify.journal_route import LIMITS
 from writebackd.policy.reload import Open
 from writebackd.report.history_schema import Event

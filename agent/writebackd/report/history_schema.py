@@ -191,14 +191,10 @@ def known_devices(path: Path) -> List[str]:
     return sorted({name for name in names if isinstance(name, str)})
 
 
-def read_alerts(path: Path, limit: int) -> List[str]:
-    """The last `limit` alert records, oldest first, each as the stored JSON.
-
-    Raises HistoryError.
-    """
-    query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
-    rows = _rows(path, ((query, (limit,)),))[0]
-    return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
+def read_alerts(path: Path) -> List[str]:
+    """All alert records, oldest first, each as the stored JSON. Raises HistoryError."""
+    rows = _rows(path, (("SELECT alert FROM alerts ORDER BY id", ()),))[0]
+    return [row[0] for row in rows if isinstance(row[0], str)]
 
 
 def _where(

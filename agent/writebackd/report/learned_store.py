@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import zlib
 from collections import deque
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
@@ -112,7 +112,7 @@ class LearnedStore(BackgroundWriter):
             log.info("learned before: %d devices in %s", len(known), self.path)
         self._read.append(known)
         for learned in self._items():
-            self._tell(self._store(learned), "%s cannot be written: %s")
+            self._try(partial(save_learned, self.path, learned), "%s cannot be written: %s")
 
     def _load(self) -> Dict[str, Learned]:
         try:
@@ -130,14 +130,6 @@ class LearnedStore(BackgroundWriter):
                 moved = f"and cannot be moved ({failed.strerror})"
             log.warning("%s is damaged (%s), %s; learning starts anew", self.path, error, moved)
             return {}
-
-    def _store(self, known: Mapping[str, Learned]) -> Optional[str]:
-        """Write the file; returns the error."""
-        try:
-            save_learned(self.path, known)
-        except OSError as error:
-            return str(error)
-        return None
 
 
 def save_learned(path: Path, known: Mapping[str, Learned]) -> None:
@@ -164,23 +156,8 @@ def _read(path: Path, parse: Callable[[Any], Dict[str, T]]) -> Dict[str, T]:
 
 
 def _learned(body: Any) -> Dict[str, Learned]:
-    if body["version"] == 1:  # as 0.1 wrote it: a fact is a pair of value and time
-        checksum = zlib.crc32(b'{"version": 1, "devices": [\n')
-        for row in body["devices"]:
-            checksum = zlib.crc32(json.dumps(row).encode(), checksum)
-        if body["crc32"] != f"{checksum:08x}":
-            raise ValueError("the checksum does not fit")
-        devices = {
-            row["identity"]: {
-                name: {"value": value, "wall_s": wall_s}
-                for name, (value, wall_s) in row["facts"].items()
-            }
-            for row in body["devices"]
-        }
-    else:
-        _check_version(checked(body), VERSION)
-        devices = body["devices"]
-    return {name: unpack(Learned, each) for name, each in devices.items()}
+    _check_version(checked(body), VERSION)
+    return {name: unpack(Learned, each) for name, each in body["devices"].items()}
 
 
 def _check_version(body: Mapping[str, Any], known: int) -> None:

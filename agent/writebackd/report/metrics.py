@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.device_answers import time_to_clean
@@ -44,8 +44,6 @@ Value = Tuple[str, str, Optional[Number]]  # name, help, and the value where it 
 
 
 class _Row(NamedTuple):
-    """All that is known about one device."""
-
     labels: str
     sample: DeviceSample
     estimate: Estimate
@@ -105,15 +103,13 @@ def render(snapshot: Snapshot, form: str = OPENMETRICS) -> str:
     return page.text()
 
 
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
 def labels_text(labels: Labels) -> str:
-    """Labels as the text between braces."""
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-
-
-def _escaped(value: str) -> str:
     # Names of the kernel are bytes; what has no text must not cost the scrape.
-    text = value.encode("utf-8", "replace").decode("utf-8")
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    texts = ((name, value.encode("utf-8", "replace").decode("utf-8")) for name, value in labels)
+    return ",".join('{}="{}"'.format(name, text.translate(_ESCAPED)) for name, text in texts)
 
 
 def _host(page: _Page, snapshot: Snapshot) -> None:
@@ -209,18 +205,13 @@ def _counters(snapshot: Snapshot) -> Sequence[Value]:
     )  # fmt: skip
 
 
-def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
-    """Severities by name, device ("": the host) and cause; the worse of two severities counts."""
+def _alerts(page: _Page, snapshot: Snapshot) -> None:
+    # By name, device ("": the host) and cause; the worse of two severities counts.
     severities: Dict[Tuple[str, str, str], str] = {}
     for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
         if severities.get(key) != Severity.CRITICAL.value:
             severities[key] = alert.severity.value
-    return severities
-
-
-def _alerts(page: _Page, snapshot: Snapshot) -> None:
-    severities = alerts_of(snapshot)
     name = page.family("alerts_raised", "counter", "Alerts raised, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)
@@ -240,16 +231,12 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         page.add(name, labels_text([("state", state.value)]), states.count(state))
     rows = [
         _Row(
-            labels_text([("device", each.device.name)]),
-            each,
-            snapshot.estimates[each.device.name],
-            decisions[each.device.name],
-            snapshot.totals.devices.get(each.device.name, DeviceTotals()),
-            clean.devices[each.device.name],
+            labels_text([("device", name)]), each, snapshot.estimates[name], decisions[name],
+            snapshot.totals.devices.get(name, DeviceTotals()), clean.devices[name],
         )
-        for each in snapshot.sample.devices
-        if each.excluded is None
-    ]
+        for each in snapshot.sample.devices if each.excluded is None
+        for name in [each.device.name]
+    ]  # fmt: skip
     name = page.family("device", "info", "Properties of a device; its shortest mount point.")
     for row in rows:
         page.add(name, labels_text(_topology(row.sample.device)), 1)
@@ -276,13 +263,9 @@ def _topology(device: Device) -> Labels:
     _, mount, kind = mounts[0] if mounts else (0, "", "")
     rotational = {True: "1", False: "0", None: ""}[device.rotational]
     return [
-        ("device", device.name),
-        ("devno", device.devno),
-        ("driver", device.driver or ""),
-        ("rotational", rotational),
-        ("fstype", kind),
-        ("mountpoint", mount),
-    ]
+        ("device", device.name), ("devno", device.devno), ("driver", device.driver or ""),
+        ("rotational", rotational), ("fstype", kind), ("mountpoint", mount),
+    ]  # fmt: skip
 
 
 def _of_syncs(get: Callable[[Estimate], Number]) -> Callable[[_Row], Optional[Number]]:

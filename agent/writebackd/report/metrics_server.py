@@ -12,9 +12,10 @@ import logging
 import os
 import socket
 import time
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from writebackd.kernel.socket_owner import owners_are_known, tcp_peer_uid
 from writebackd.report.background_writer import BackgroundWriter
@@ -22,31 +23,21 @@ from writebackd.report.control_server import (
     MAX_CLIENTS,
     MAX_REQUEST,
     LoopServer,
-    Shared,
     open_unix_listener,
-    remove_socket,
 )
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
 from writebackd.report.snapshot import Snapshot
 from writebackd.safe_files import write_atomically
 
-if TYPE_CHECKING:
-    from writebackd.report.answers import MetricsAnswer
-
 log = logging.getLogger(__name__)
 
 _PLAIN = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"  # of a head
-_WORDS = "metrics: %s %s"  # of the textfile in the log
-
-
-def metrics_json(snapshot: Snapshot, form: str) -> MetricsAnswer:
-    """The answer to `metrics`."""
-    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}
+_UNWRITTEN = "metrics: %s cannot be written: %s"  # of the textfile in the log
 
 
 class Exposition:
-    """The metrics of the last tick as answers, made for the first client of the tick.
+    """The metrics of the last tick as HTTP answers, made for the first client of the tick.
 
     All clients of one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
@@ -56,33 +47,19 @@ class Exposition:
         """`snapshot` returns the last tick, None before the first."""
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
-        self._made: Dict[str, bytes] = {}  # over HTTP
-        self._json: Dict[str, Shared] = {}  # over the control socket
-
-    def as_json(self, form: str) -> Optional[Shared]:
-        """The answer on the control socket, in one of CONTENT_TYPES; None before the first tick."""
-        snapshot = self._current()
-        if snapshot is None:
-            return None
-        if form not in self._json:
-            self._json[form] = Shared(metrics_json(snapshot, form))
-        return self._json[form]
+        self._made: Dict[str, bytes] = {}
 
     def get(self, form: str) -> Optional[bytes]:
-        """The HTTP answer, head included; None before the first tick."""
-        snapshot = self._current()
+        """The answer in one of CONTENT_TYPES, head included; None before the first tick."""
+        snapshot = self._snapshot()
+        if snapshot is not self._of:
+            self._of, self._made = snapshot, {}
         if snapshot is None:
             return None
         if form not in self._made:
             body = render(snapshot, form).encode("utf-8")
             self._made[form] = _answer(HTTPStatus.OK, CONTENT_TYPES[form], body)
         return self._made[form]
-
-    def _current(self) -> Optional[Snapshot]:
-        snapshot = self._snapshot()
-        if snapshot is not self._of:
-            self._of, self._made, self._json = snapshot, {}, {}
-        return snapshot
 
 
 class MetricsServer(LoopServer):
@@ -96,17 +73,10 @@ class MetricsServer(LoopServer):
         remove: Optional[Tuple[Path, int]] = None,
         uid_of: Optional[Callable[[socket.socket], Optional[int]]] = None,
     ) -> None:
-        """`remove`: the listener's file and inode, to be removed at the end; `uid_of`: of a TCP
-        connection's peer."""
-        super().__init__(listener, f"metrics on {where}")
+        """`uid_of`: of a TCP connection's peer."""
+        super().__init__(listener, f"metrics on {where}", remove=remove)
         self._exposition = exposition
-        self._remove = remove
         self._tcp_uid_of = uid_of
-
-    def close(self) -> None:
-        super().close()
-        if self._remove is not None:
-            remove_socket(*self._remove)
 
     def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
         head, end, _ = received.partition(_END)
@@ -149,20 +119,14 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(MAX_CLIENTS)
-        except BaseException:
-            listener.close()
-            raise
+        listener = socket.create_server((host, port), family=family, backlog=MAX_CLIENTS)
     except OSError as error:
         number = error.errno or errno.EINVAL
         text = os.strerror(number)
         if number == errno.EAFNOSUPPORT:
             text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
         raise OSError(number, text, where) from None
+    listener.setblocking(False)
     known = owners_are_known(listener)
     return MetricsServer(
         listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None
@@ -243,23 +207,12 @@ class TextFile(BackgroundWriter):
         try:
             self._thread.start()
         except RuntimeError as error:  # TasksMax= of the unit
-            self._tell(f"cannot be written: {error}", _WORDS)
+            self._tell(str(error), _UNWRITTEN)
 
     def _run(self) -> None:
         for snapshot in self._items():
-            self._tell(self._store(render(snapshot, PROMETHEUS)), _WORDS)
-        try:
-            self.path.unlink()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self._tell(f"cannot be removed: {error.strerror}", _WORDS)
-
-    def _store(self, text: str) -> Optional[str]:
-        """Replace the file; returns the error."""
-        try:
+            data = render(snapshot, PROMETHEUS).encode("utf-8")
             # node_exporter reads *.prom, so it never sees the temporary file.
-            write_atomically(self.path, text.encode("utf-8"))
-        except OSError as error:
-            return f"cannot be written: {error.strerror}"
-        return None
+            self._try(partial(write_atomically, self.path, data), _UNWRITTEN)
+        removed = partial(self.path.unlink, missing_ok=True)
+        self._try(removed, "metrics: %s cannot be removed: %s")

@@ -148,44 +148,27 @@ class Frame:
             )
 
     def mark(self, value: float, style: str, text: str) -> None:
-        """A vertical line."""
         self.parts.append(
             f'<path class="{style}" d="M{coordinate(self.at_x(value))} {coordinate(self.top)}'
             f'V{coordinate(self.bottom)}">{hover(text)}</path>'
-        )
-
-    def rule(self, value: float, style: str, text: str) -> None:
-        """A horizontal line."""
-        self.parts.append(
-            f'<path class="{style}" d="M{coordinate(self.left)} {coordinate(self.at_y(value))}'
-            f'H{coordinate(self.right)}">{hover(text)}</path>'
         )
 
     def line(self, points: Sequence[Point], style: str, text: str, step: bool = False) -> None:
         """A line with a gap where a value is None. Every pixel column keeps its extremes."""
         drawn: List[str] = []
         for piece in _pieces(points):
-            places = _thin([(self.at_x(x), self.at_y(y)) for x, y in piece])
+            places = [
+                (coordinate(x), coordinate(y))
+                for x, y in _thin([(self.at_x(x), self.at_y(y)) for x, y in piece])
+            ]
             if len(places) == 1:  # one sample between gaps: a dot, by the line's round cap
                 places = [places[0], places[0]]
-            # Steps from point to point, in tenths: half as long as where the points are.
-            tenths = [(round(10 * x), round(10 * y)) for x, y in places]
-            drawn.append(f"M{coordinate(places[0][0])} {coordinate(places[0][1])}")
-            drawn.append("" if step else "l")
-            for (left, above), (x, y) in zip(tenths, tenths[1:]):
-                across, down = _short(x - left), _short(y - above)
-                if step:
-                    drawn.append(f"h{across}" + (f"v{down}" if y != above else ""))
-                else:
-                    drawn.append(
-                        ("" if drawn[-1] == "l" or x < left else " ") + across
-                        + ("" if y < above else " ") + down
-                    )
+            drawn.append("M{} {}".format(*places[0]))
+            drawn += [f"H{x}V{y}" if step else f"L{x} {y}" for x, y in places[1:]]
         if drawn:
             self.parts.append(f'<path class="l {style}" d="{"".join(drawn)}">{hover(text)}</path>')
 
     def grid(self) -> str:
-        """Lines at the ticks of both axes."""
         across = "".join(
             f"M{coordinate(self.left)} {coordinate(self.at_y(tick))}H{coordinate(self.right)}"
             for tick in self.y.ticks()
@@ -213,12 +196,6 @@ class Frame:
             for tick in self.x.ticks()
         )
         return f'<g class="below">{labels}{more}</g>'
-
-
-def _short(tenths: int) -> str:
-    """A tenth of the number, in as few characters as path data allow: -.5, 12, 3.4."""
-    text = coordinate(tenths / 10)
-    return text.replace("0.", ".", 1) if abs(tenths) < 10 and tenths % 10 else text
 
 
 def _pieces(points: Sequence[Point]) -> List[List[Tuple[float, float]]]:

@@ -65,13 +65,11 @@ def contradicting(
 
 
 def undo(original: VmLimits) -> str:
-    """The command that restores the original limits."""
     values = [pair.describe(pair.value(original)) for pair in PAIRS]
     return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
 
 
 def is_ours(text: str) -> bool:
-    """Whether the text is an earlier recommendation."""
     return MADE_BY in text[:_HEAD]
 
 
@@ -95,7 +93,6 @@ def notes(advice: Recommendation, around: Surroundings) -> Dict[str, Sequence[st
 
 
 def sysctl(advice: Recommendation, around: Surroundings) -> str:
-    """A file for /etc/sysctl.d."""
     lines = _comments(advice, around, "To undo, remove this file first.")
     return "\n".join([*lines, *(f"{n} = {value}" for n, value in advice.settings.items()), ""])
 
@@ -166,7 +163,6 @@ FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
 
 
 def as_json(advice: Recommendation, around: Surroundings) -> RecommendAnswer:
-    """The recommendation as data; unknown values are None."""
     return {
         "made_by": MADE_BY,
         "id": advice.id,

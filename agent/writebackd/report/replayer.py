@@ -84,8 +84,6 @@ def replay(
 
 @dataclass
 class Tally:
-    """The result of a replay."""
-
     ticks: int = 0
     different: int = 0
     decisions: int = 0  # new ids
@@ -125,13 +123,11 @@ class Tally:
 
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
-    """The parts that differ, as text."""
     pairs: List[Tuple[str, str]] = []
-    if then.limit_bytes != now.limit_bytes:
-        pairs.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
-    elif then.background_bytes != now.background_bytes or then.goal_bytes != now.goal_bytes:
-        pairs.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
-                      f"background {now.background_bytes}, goal {now.goal_bytes}"))
+    names = ("limit", "background", "goal")
+    for name, old, new in zip(names, then, now):
+        if old != new:
+            pairs.append((f"{name} {old}", f"{name} {new}"))
     mine = {device[0]: device for device in now.devices}
     for device in then.devices:
         other = mine.get(device[0])
@@ -139,6 +135,5 @@ def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str
             pairs.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
     if then.settings != now.settings:
         pairs.append((f"levers {then.settings}", f"levers {now.settings}"))
-    if not pairs:
-        pairs.append(("fewer devices", "more devices"))
+    pairs = pairs or [("fewer devices", "more devices")]
     return "; ".join(then_ for then_, _ in pairs), "; ".join(now_ for _, now_ in pairs)

@@ -114,7 +114,6 @@ def head(title: str, style: str) -> str:
 
 
 def facts(pairs: Sequence[Tuple[str, str]]) -> str:
-    """Names and values at the head of a page."""
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return f"<dl>{cells}</dl>"
 

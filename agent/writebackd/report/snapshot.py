@@ -11,11 +11,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.kernel.conflicting_tools import ConflictingTool
-from writebackd.notify import RouteState
+from writebackd.notify.route import RouteState
 from writebackd.policy import Policy
 from writebackd.policy.keys import Objective
 from writebackd.policy.reload import Open
@@ -76,9 +76,7 @@ class Totals:
     ticks_s: float = 0.0
     failed_ticks: int = 0  # nothing could be read
     cpu_s: float = 0.0
-    # What stands, (name, device, cause), and by name how many came up.
-    standing: FrozenSet[Tuple[str, str, str]] = frozenset()
-    raised: Mapping[str, int] = field(default_factory=dict)
+    raised: Mapping[str, int] = field(default_factory=dict)  # alerts by name
 
     def zeroed(self, wall_s: float) -> "Totals":
         """Anew from now on; what is no count stays, and so does processor time, which the kernel
@@ -87,9 +85,7 @@ class Totals:
             name: DeviceTotals(diskseq=each.diskseq, decision_id=each.decision_id)
             for name, each in self.devices.items()
         }
-        return Totals(
-            reset_s=wall_s, devices=devices, cpu_s=self.cpu_s, standing=self.standing
-        )
+        return Totals(reset_s=wall_s, devices=devices, cpu_s=self.cpu_s)
 
     def acted(self, actions: Iterable[Action]) -> "Totals":
         """Count these writes, which were actually tried."""
@@ -101,17 +97,11 @@ class Totals:
             changes += action.ok and first in _LIMIT and action.old != action.new
         return replace(self, writes=writes, limit_changes=changes)
 
-    def alerted(self, standing: FrozenSet[Tuple[str, str, str]]) -> "Totals":
-        """Count the alerts, (name, device, cause), that are active now."""
-        if standing == self.standing:
-            return self
-        raised = dict(self.raised)
-        for name, _, _ in standing - self.standing:
-            raised[name] = raised.get(name, 0) + 1
-        return replace(self, standing=standing, raised=raised)
+    def alerted(self, name: str) -> "Totals":
+        """Count an alert that begins."""
+        return replace(self, raised={**self.raised, name: self.raised.get(name, 0) + 1})
 
     def ticked(self, seconds: float) -> "Totals":
-        """Count one more tick of this duration."""
         counts = list(self.ticks)
         counts[bisect_left(TICK_BOUNDS_S, seconds)] += 1
         return replace(self, ticks=tuple(counts), ticks_s=self.ticks_s + seconds)
@@ -166,9 +156,6 @@ class Pinned(NamedTuple):
     wall_s: float
     until_s: Optional[float] = None  # as Sample.time_s; None: until it is released
 
-    def is_over(self, now_s: float) -> bool:
-        return self.until_s is not None and now_s >= self.until_s
-
 
 class Draining(NamedTuple):
     """Who drains, and how long the limits of the devices stay at the floor."""
@@ -177,9 +164,6 @@ class Draining(NamedTuple):
     uid: int
     wall_s: float
     until_s: Optional[float]  # as Sample.time_s, unless renewed; None: until it is released
-
-    def is_over(self, now_s: float) -> bool:
-        return self.until_s is not None and now_s >= self.until_s
 
 
 class VerdictCode(Enum):
@@ -248,7 +232,6 @@ class Snapshot:
 
     @property
     def sets_limits(self) -> bool:
-        """Whether decisions are carried out."""
         return self.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
 
     @cached_property

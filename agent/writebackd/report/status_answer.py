@@ -11,10 +11,8 @@ from writebackd import formats
 from writebackd.alerts.messages import battery
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
-from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.alert_answers import alerts_json, route_warnings
 from writebackd.report.answer_parts import (
-    counters_json,
     draining_json,
     finite,
     pinned_json,
@@ -36,23 +34,12 @@ from writebackd.types.samples import CgroupSample, DeviceSample, TaskSample
 from writebackd.types.storage import Backing, CacheMode
 
 if TYPE_CHECKING:
-    from writebackd.report.answers import (
-        CgroupRow,
-        DeviceCounters,
-        DeviceReason,
-        Limits,
-        Program,
-        Rival,
-        StatusAnswer,
-        Task,
-        TopAnswer,
-        WhyAnswer,
-    )
+    from writebackd.report import answers
 
 _MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
 
 
-def top_json(snapshot: Snapshot) -> TopAnswer:
+def top_json(snapshot: Snapshot) -> answers.TopAnswer:
     """The answer to `top`, by process and by cgroup."""
     sample = snapshot.sample
     return {
@@ -62,7 +49,7 @@ def top_json(snapshot: Snapshot) -> TopAnswer:
     }
 
 
-def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Task]:
+def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[answers.Task]:
     """The processes that dirtied most in this tick; a process has a row for each device."""
     busy = sorted(
         (task for task in tasks if task.dirtied_bytes or task.throttled_s),
@@ -81,7 +68,7 @@ def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[T
     ]
 
 
-def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[CgroupRow]:
+def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[answers.CgroupRow]:
     """Cgroups that dirtied, slept or synced in this tick; a cgroup has a row for each device."""
     busy = sorted(
         (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),
@@ -103,10 +90,11 @@ def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[CgroupRow]:
 _TOP_DIRTIERS = 3
 
 
-def status_json(snapshot: Snapshot) -> StatusAnswer:
-    sample, memory = snapshot.sample, snapshot.memory
+def status_json(snapshot: Snapshot) -> answers.StatusAnswer:
+    sample, memory, totals = snapshot.sample, snapshot.memory, snapshot.totals
     decisions, backings = snapshot.decisions, backings_of(sample.backings)
     clean = time_to_clean(sample, snapshot.estimates)
+    limit, background = original_bytes(snapshot)
     return {
         "verdict": verdict_json(snapshot),
         "version": snapshot.version,
@@ -136,7 +124,16 @@ def status_json(snapshot: Snapshot) -> StatusAnswer:
             "passed_over": snapshot.probe.passed_over,
             "refused": list(snapshot.probe.refused),
         },
-        "limits": _limits(snapshot),
+        "limits": {
+            # What the kernel makes of the files, whatever their form.
+            "dirty_bytes": sample.vm.threshold_bytes,
+            "dirty_background_bytes": sample.vm.background_threshold_bytes,
+            "wanted_bytes": snapshot.decision.limit_bytes,
+            "goal_bytes": snapshot.decision.goal_bytes,
+            "files": asdict(sample.vm.limits),
+            "original": asdict(snapshot.originals),
+            "original_in_bytes": {"dirty_bytes": limit, "dirty_background_bytes": background},
+        },
         "levers": list(map(pack, snapshot.levers)),
         "memory": {
             "total_bytes": sample.host.memory_bytes,
@@ -144,7 +141,12 @@ def status_json(snapshot: Snapshot) -> StatusAnswer:
             "writeback_bytes": sample.vm.writeback_bytes,
             "time_to_clean_s": finite(clean.host_s),
         },
-        "counters": counters_json(snapshot.totals),
+        "counters": {
+            "reset_s": finite(totals.reset_s),
+            "limit_changes": totals.limit_changes,
+            "foreign_writes": totals.foreign_writes,
+            "failed_ticks": totals.failed_ticks,
+        },
         "devices": [
             {
                 **device_figures(snapshot, each, decisions[each.device.name]),
@@ -152,13 +154,19 @@ def status_json(snapshot: Snapshot) -> StatusAnswer:
                     snapshot.estimates[each.device.name], backings.get(each.device.name, ())
                 ),
                 "time_to_clean_s": finite(clean.devices.get(each.device.name)),
-                "counters": _counters(snapshot.totals.devices.get(each.device.name)),
+                "counters": _counters(totals.devices.get(each.device.name)),
             }
             for each in sample.devices
         ],
         "dirtiers": _programs(sample.tasks, sample.dt_s),
         "alerts": alerts_json(snapshot),
-        "rivals": None if snapshot.rivals is None else [_rival(each) for each in snapshot.rivals],
+        "rivals": None if snapshot.rivals is None else [
+            {
+                "level": each.level, "kind": each.kind, "name": each.name,
+                "setting": each.setting, "where": each.where, "summary": each.text,
+            }
+            for each in snapshot.rivals
+        ],
         "processes_unseen": snapshot.unseen,
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
@@ -177,7 +185,7 @@ def status_json(snapshot: Snapshot) -> StatusAnswer:
     }
 
 
-def _counters(totals: Optional[DeviceTotals]) -> Optional[DeviceCounters]:
+def _counters(totals: Optional[DeviceTotals]) -> Optional[answers.DeviceCounters]:
     """None for a device that is left alone, and not counted."""
     if totals is None:
         return None
@@ -192,22 +200,7 @@ def _counters(totals: Optional[DeviceTotals]) -> Optional[DeviceCounters]:
     }
 
 
-def _limits(snapshot: Snapshot) -> Limits:
-    vm = snapshot.sample.vm
-    limit, background = original_bytes(snapshot)
-    return {
-        # What the kernel makes of the files, whatever their form.
-        "dirty_bytes": vm.threshold_bytes,
-        "dirty_background_bytes": vm.background_threshold_bytes,
-        "wanted_bytes": snapshot.decision.limit_bytes,
-        "goal_bytes": snapshot.decision.goal_bytes,
-        "files": asdict(vm.limits),
-        "original": asdict(snapshot.originals),
-        "original_in_bytes": {"dirty_bytes": limit, "dirty_background_bytes": background},
-    }
-
-
-def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Program]:
+def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[answers.Program]:
     """The busiest programs: processes of one name and cgroup together, as a loop of short copies
     is no crowd (alerts/detector_memory.py)."""
     programs: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
@@ -222,7 +215,7 @@ def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Program]:
         for each in programs.values()
     ]
     several = {(each[0].pid, each[0].device) for each in programs.values() if len(each) > 1}
-    rows: List[Program] = []
+    rows: List[answers.Program] = []
     for row in dirtiers_json(merged, dt_s, _TOP_DIRTIERS):
         many = (row["pid"], row["device"]) in several
         if many:
@@ -256,7 +249,6 @@ def _warnings(snapshot: Snapshot) -> List[str]:
 
 
 def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
-    """Problems with the battery behind each device."""
     lines = []
     for cache in backings:
         wrong = battery(cache)
@@ -269,14 +261,7 @@ def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
     return lines
 
 
-def _rival(tool: ConflictingTool) -> Rival:
-    return {
-        "level": tool.level, "kind": tool.kind, "name": tool.name, "setting": tool.setting,
-        "where": tool.where, "summary": tool.text,
-    }
-
-
-def why_json(snapshot: Snapshot, device: Optional[str] = None) -> WhyAnswer:
+def why_json(snapshot: Snapshot, device: Optional[str] = None) -> answers.WhyAnswer:
     """The answer to `why`: the limit's reason, and each device's chain of reasoning.
 
     `device` is a name, major:minor, /dev path, mount point or leaf disk; None
@@ -318,7 +303,7 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
 
 def _reasoning(
     snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision
-) -> DeviceReason:
+) -> answers.DeviceReason:
     estimate = snapshot.estimates[decision.name]
     return {
         **device_figures(snapshot, sample, decision),

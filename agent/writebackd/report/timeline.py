@@ -60,7 +60,6 @@ class Signs:
 
 
 def trial_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """Begin and end of each trial."""
     return _spans(events, "trial", " ended: ", ())
 
 
@@ -148,10 +147,5 @@ def alert_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) 
 def moment_marks(events: Sequence[Event]) -> List[Mark]:
     return [
         Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
-        for event in events
-        if event.kind
-        in (
-            "start", "stop", "mode", "pin", "drain", "trial", "forget", "reset", "foreign",
-            "window",
-        )
+        for event in events if event.kind not in ("decision", "action", "alert")
     ]
