@@ -19,13 +19,13 @@ set -euo pipefail
 PYTHON=/usr/bin/python3
 
 RUN="libbpf1 make python3 python3-venv python3-pip python3-setuptools python3-wheel
-    python3-psutil python3-rich"
+    python3-psutil python3-pyroute2 python3-rich"
 # For the probe, unless objects of these sources came along.
 COMPILE="clang llvm libbpf-dev"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql redis-server fuse-overlayfs nbd-client"
-TEST="$COMPILE python3-pyroute2 python3-pytest python3-pytest-xdist python3-hypothesis systemd dbus
+TEST="$COMPILE python3-pytest python3-pytest-xdist python3-hypothesis systemd dbus
     qemu-system-x86 qemu-system-arm busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
     prometheus-alertmanager tmux man-db tzdata fish
     debhelper dh-python dpkg-dev lintian mmdebstrap pkgconf pybuild-plugin-pyproject rpm rpmlint dnf

@@ -21,6 +21,7 @@ RUNTIME = (
     ("python3", "PSF-2.0", "pkg:deb/debian/python3", True, "the interpreter, 3.9 or later"),
     ("libbpf", "LGPL-2.1-only OR BSD-2-Clause", "pkg:deb/debian/libbpf1", True, "loads the probe"),
     ("psutil", "BSD-3-Clause", "pkg:pypi/psutil", False, "writebackctl top"),
+    ("pyroute2", "Apache-2.0 OR GPL-2.0-or-later", "pkg:pypi/pyroute2", False, "writebackctl top"),
     ("rich", "MIT", "pkg:pypi/rich", False, "writebackctl top"),
     ("bcc", "Apache-2.0", "pkg:deb/debian/python3-bpfcc", False, "the probe without BTF"),
 )

@@ -374,7 +374,7 @@ def test_examples_run(
     words = words[1:] if words[0] == "sudo" else words
     assert words[0] == "writebackctl"
     if "top" not in words:
-        for name in ("psutil", "rich"):  # a host may lack them
+        for name in ("psutil", "pyroute2", "rich"):  # a host may lack them
             monkeypatch.setitem(cast(Any, sys.modules), name, None)
     try:
         code = ctl.main(["--runtime-dir", str(tmp_path), *words[1:]])

@@ -85,7 +85,7 @@ def test_the_sbom_names_every_file_and_what_it_needs(tmp_path: Path) -> None:
     assert parts["writebackd/_bpf/writeback.x86_64.bpf.o"]["properties"][0]["value"][:5] == "clang"
     assert bill["metadata"]["component"]["version"] == __version__
     optional = {name for name, part in parts.items() if part.get("scope") == "optional"}
-    assert optional == {"psutil", "rich", "bcc"}
+    assert optional == {"psutil", "pyroute2", "rich", "bcc"}
     assert {parts[name]["purl"] for name in ("python3", "libbpf")} == set(
         bill["dependencies"][0]["dependsOn"]
     )

@@ -28,10 +28,9 @@ from busy_host import busy_host
 from test_cli import SOURCE, FakeDaemon
 from writebackd.cli import io_waits
 from writebackd.cli.exit_codes import CommandError
-from writebackd.cli.io_waits import Wait, Waits
+from writebackd.cli.io_waits import Delays, Wait, Waits
 from writebackd.cli.top import HELP, KEPT, SORTS, Top, _has_blocks, _parts, _Terminal
 from writebackd.cli.top_view import View, waits_by_cgroup
-from writebackd.kernel.files import KernelFiles
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json, top_json
 from writebackd.types.samples import CgroupSample
@@ -225,6 +224,14 @@ def test_waits_of_a_cgroup_are_added() -> None:
 # ---- who waits ---------------------------------------------------------
 
 
+class FakeDelays(Delays):
+    def __init__(self, delays: Dict[int, float]) -> None:
+        self.delays, self.note, self._stats = delays, None, None
+
+    def of(self, pid: int) -> Optional[float]:
+        return self.delays.get(pid)
+
+
 def processes(monkeypatch: pytest.MonkeyPatch, *rows: Tuple[int, int, str, str]) -> None:
     found = [
         SimpleNamespace(
@@ -245,8 +252,7 @@ def test_waits_are_rates_and_the_longest_comes_first(monkeypatch: pytest.MonkeyP
         (44, 1, "odd", "sleeping"), (45, 1, "stuck", "disk-sleep"),
     )  # fmt: skip
     delays = {30: 0.0, 41: 5.0, 42: 7.0, 43: 9.0, 44: 0.0}
-    monkeypatch.setattr(io_waits, "delay_s", lambda pid, files: delays.get(pid))
-    looker = Waits(KernelFiles(Path("/nowhere")))
+    looker = Waits(FakeDelays(delays))
     assert [each.pid for each in looker.read()] == [45]
     clock[0] += 2.0
     # 44 slept while the counting began: the kernel counts from the boot on.
@@ -260,37 +266,33 @@ def test_a_host_with_many_processes_is_asked_in_turn(monkeypatch: pytest.MonkeyP
     clock = [0.0]
     asked: List[int] = []
 
-    def slow(pid: int, files: KernelFiles) -> float:
-        clock[0] += io_waits.BUDGET_S / 4
-        asked.append(pid)
-        return 0.0
+    class Slow(FakeDelays):
+        def of(self, pid: int) -> Optional[float]:
+            clock[0] += io_waits.BUDGET_S / 4
+            asked.append(pid)
+            return 0.0
 
-    monkeypatch.setattr(io_waits, "delay_s", slow)
     monkeypatch.setattr(io_waits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     processes(monkeypatch, *((pid, 1, "p", "sleeping") for pid in range(10, 30)))
-    looker = Waits(KernelFiles(Path("/nowhere")))
+    looker = Waits(Slow({}))
     for _ in range(6):
         looker.read(first=[25])
     assert asked.count(25) == 6
     assert set(asked) == set(range(10, 30))
 
 
-def test_waits_are_of_all_threads_and_a_switch_may_hinder(tmp_path: Path) -> None:
-    files = KernelFiles(tmp_path)
-    switch = tmp_path / "proc/sys/kernel/task_delayacct"
-    switch.parent.mkdir(parents=True)
-    assert Waits(files).note is None  # there is none before Linux 5.14
+def test_what_hinders_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = tmp_path / "task_delayacct"
     switch.write_text("0\n")
-    assert "kernel.task_delayacct=1" in str(Waits(files).note)
-    for thread, ticks in ((7, 150), (8, 50)):
-        task = tmp_path / f"proc/7/task/{thread}"
-        task.mkdir(parents=True)
-        # proc_pid_stat(5): a name may have blanks and brackets; the 42nd field.
-        text = f"{thread} (a) (b c) S {' '.join(map(str, range(4, 42)))} {ticks} 43 44\n"
-        (task / "stat").write_text(text)
-    assert io_waits.delay_s(7, files) == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
-    assert io_waits.delay_s(9, files) is None
-    assert io_waits.delay_s(os.getpid(), KernelFiles()) is not None
+    assert "kernel.task_delayacct=1" in str(Delays(str(switch)).note)
+    switch.write_text("1\n")
+
+    def refuse() -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(io_waits, "_open", refuse)
+    denied = Delays(str(switch))
+    assert "root" in str(denied.note) and denied.of(1) is None
 
 
 # ---- as a program ------------------------------------------------------
@@ -316,7 +318,7 @@ def test_the_daemon_never_imports_rich() -> None:
 @pytest.mark.parametrize("modules, packages", [
     (("rich.console", "rich"), ("rich",)),
     (("rich.console",), ("rich",)),  # one that is too old
-    (("psutil", "rich.console", "rich"), ("psutil", "rich")),
+    (("psutil", "pyroute2", "rich.console", "rich"), ("psutil", "pyroute2", "rich")),
 ])  # fmt: skip
 def test_without_packages_it_says_how_to_get_all_of_them(
     modules: Tuple[str, ...], packages: Tuple[str, ...]
@@ -344,7 +346,7 @@ def test_a_failure_to_import_without_a_name_names_all_packages(
     name = "writebackd.cli.io_waits"
     monkeypatch.setitem(sys.modules, name, Damaged(name))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(CommandError, match="^top needs: pip install psutil rich$"):
+    with pytest.raises(CommandError, match="^top needs: pip install psutil pyroute2 rich$"):
         _parts("never")
 
 

@@ -51,6 +51,7 @@ _SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "afs
     f"fuse.{name}" for name in ("glusterfs", "sshfs", "ceph-fuse", "rclone", "s3fs")))  # fmt: skip
 _SYSTEMCTL_S = 5.0
 _MODULES = (
+    ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )

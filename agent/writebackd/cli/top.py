@@ -150,7 +150,7 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Terminals that have no block elements in their fonts.
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
 # Those that the rest does without.
-_PACKAGES = ("psutil", "rich")
+_PACKAGES = ("psutil", "pyroute2", "rich")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
 
@@ -162,14 +162,17 @@ def top(options: argparse.Namespace) -> int:
         return GOOD
     view, waits = _parts(options.color)
     state = Top()
-    _ask(options, state, waits)
-    terminal = sys.stdout.isatty() and sys.stdin.isatty()
-    dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
-    if not terminal or dumb or options.frames:
-        frames = options.frames or (None if terminal else 1)
-        return _print_frames(options, state, waits, view, frames)
-    with _Terminal() as terminal:
-        return _interact(options, state, waits, view, terminal)
+    try:
+        _ask(options, state, waits)
+        terminal = sys.stdout.isatty() and sys.stdin.isatty()
+        dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
+        if not terminal or dumb or options.frames:
+            frames = options.frames or (None if terminal else 1)
+            return _print_frames(options, state, waits, view, frames)
+        with _Terminal() as terminal:
+            return _interact(options, state, waits, view, terminal)
+    finally:
+        waits.close()
 
 
 def _parts(when: str) -> "Tuple[View, Waits]":
