@@ -292,7 +292,7 @@ SET = "sysctl -w vm.dirty_ratio=5"
     ("systemctl restart foo-sysctl -f; ssh db2 sysctl -p", None), (f"{SET} --dry-run", None),
     ("rm -f /opt/t.sh; test -e /opt/t.sh || chmod 1 /opt/t.sh", None),
     (f"nice -n 5 sudo {SET}", 1), (f"[ -e /x ] && {SET} >/dev/null 2>&1", 1),
-    (f"grep x <<<y; echo $((1<<3)) 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
+    (f"echo 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
 ])  # fmt: skip
 def test_of_a_script_only_what_it_runs_counts(
     tmp_path: Path, script: str, line: Optional[int]

@@ -22,7 +22,7 @@ _STARTS = re.compile(
     r"|command|exec|-.*|[0-9.]+[smh]?|\w+=.*"
 )
 _EXIT = re.compile(r"exit\b")  # not indented: nothing makes it conditional
-_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)")
+_DOCUMENT = re.compile(r"<<-?\s*[\"']?(\w+)")
 
 
 class Command(NamedTuple):
