@@ -282,12 +282,14 @@ SET = "sysctl -w vm.dirty_ratio=5"
 
 
 @pytest.mark.parametrize("script, line", [
-    (f"exit 0\n{SET}", None), (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
+    (f"  exit 0\n{SET}", None), (f"true; exit 0\n{SET}", None), (f"exec /x\n{SET}", None),
+    (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
     (f"if [ -e /x ]\nthen\n exit 1\nfi\n{SET}", 5),
     (f"cat >/etc/motd <<'X'\n{SET}\nX\ntrue", None), (f'echo "run {SET}"', None),
     (f"if grep -q '{SET}' /x; then true; fi", None),
     ("logger 'echo 5 > /proc/sys/vm/dirty_ratio'", None),
-    (f'case "$1" in\nstart) {SET} ;;\nesac', 2),
+    (f"stop() {{\n {SET}\n}}\n", None), (f"stop() {{ true; }}\nstart() {{\n {SET}\n}}", 3),
+    (f'case "$1" in\nstart) {SET} ;;\nstop) sysctl -w vm.dirty_ratio=9 ;;\nesac', 2),
     ("sysctl -p > /etc/log", None), ("sysctl -p; echo 5 >/proc/sys/vm/dirty_ratio", 1),
     ("systemctl restart foo-sysctl -f; ssh db2 sysctl -p", None), (f"{SET} --dry-run", None),
     ("rm -f /opt/t.sh; test -e /opt/t.sh || chmod 1 /opt/t.sh", None),
