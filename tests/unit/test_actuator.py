@@ -109,16 +109,13 @@ def test_host_info() -> None:
         host_info(files)
 
 
-@pytest.mark.parametrize(
-    "limit, background, pages",
-    [
-        (10 * PAGE, 5 * PAGE, (10, 5)),
-        (10 * PAGE, 10 * PAGE, (10, 5)),
-        (11 * PAGE, 12 * PAGE, (11, 5)),
-        (10 * PAGE + 1, 10 * PAGE, (11, 10)),
-        (2 * PAGE, 1, (2, 1)),
-    ],
-)
+@pytest.mark.parametrize("limit, background, pages", [
+    (10 * PAGE, 5 * PAGE, (10, 5)),
+    (10 * PAGE, 10 * PAGE, (10, 5)),
+    (11 * PAGE, 12 * PAGE, (11, 5)),
+    (10 * PAGE + 1, 10 * PAGE, (11, 10)),
+    (2 * PAGE, 1, (2, 1)),
+])  # fmt: skip
 def test_expected_thresholds(limit: int, background: int, pages: Tuple[int, int]) -> None:
     assert expected_thresholds(limit, background, PAGE) == pages
 

@@ -47,18 +47,15 @@ def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert read_history(written(path, [event(3)])) == [*sent, event(3)]
 
 
-@pytest.mark.parametrize(
-    "since_s, device, limit, until_s, expected",
-    [
-        (None, None, None, None, [0, 1, 2, 3, 4]),
-        (1002.0, None, None, None, [2, 3, 4]),
-        (None, None, 2, None, [3, 4]),
-        (None, "sdb", None, None, [1, 3, 4]),  # 4 is of the whole host
-        (1002.0, "sdb", 1, None, [4]),
-        (1001.0, "sda", None, 1003.0, [2]),
-        (9999.0, None, None, None, []),
-    ],
-)
+@pytest.mark.parametrize("since_s, device, limit, until_s, expected", [
+    (None, None, None, None, [0, 1, 2, 3, 4]),
+    (1002.0, None, None, None, [2, 3, 4]),
+    (None, None, 2, None, [3, 4]),
+    (None, "sdb", None, None, [1, 3, 4]),  # 4 is of the whole host
+    (1002.0, "sdb", 1, None, [4]),
+    (1001.0, "sda", None, 1003.0, [2]),
+    (9999.0, None, None, None, []),
+])  # fmt: skip
 def test_reading_and_counting_select(
     tmp_path: Path, since_s: float, device: str, limit: "int | None", until_s: float,
     expected: "list[int]",

@@ -110,23 +110,19 @@ def test_every_flipped_bit_is_told_or_harmless(path: Path) -> None:
                 assert load(path) == LEDGER, f"byte {place}, bit {bit}"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 3},
-        {"originals": {"dirty_bytes": 0, "dirty_ratio": 20}},
-        {"originals": dict(vars(VmLimits(5 << 20, 20, 0, 10)))},
-        {"originals": dict(vars(VmLimits(-1, 0, 0, 10)))},
-        {"originals": dict(vars(VmLimits(0, True, 0, 10)))},
-        {"written": []},
-        {"written": [[1, 2], [3, 4], [5, 6]]},
-        {"written": [[1, 2, 3]]},
-        {"written": None},
-        {"on_exit": "explode"},
-        {"pid": "4711"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [
+    {"version": 3},
+    {"originals": {"dirty_bytes": 0, "dirty_ratio": 20}},
+    {"originals": dict(vars(VmLimits(5 << 20, 20, 0, 10)))},
+    {"originals": dict(vars(VmLimits(-1, 0, 0, 10)))},
+    {"originals": dict(vars(VmLimits(0, True, 0, 10)))},
+    {"written": []},
+    {"written": [[1, 2], [3, 4], [5, 6]]},
+    {"written": [[1, 2, 3]]},
+    {"written": None},
+    {"on_exit": "explode"},
+    {"pid": "4711"},
+], ids=str)  # fmt: skip
 def test_impossible_contents_are_told(path: Path, change: Dict[str, Any]) -> None:
     """Also where the checksum fits: another release may have written it."""
     LEDGER.save(path)

@@ -177,16 +177,13 @@ def test_what_the_kernel_makes_of_a_value_is_ours_too(plain: FakeLevers) -> None
     assert plain.queues["sda"]["max_sectors_kb"] == 64
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        Setting(LeverKind.BDI, "8:99", "max_bytes", MIB),
-        Setting(LeverKind.QUEUE, "sdz", "nr_requests", 8),
-        Setting(LeverKind.PACE, "/none.service", "8:0", 1),
-        Setting(LeverKind.BDI, "8:0", "read_ahead_kb", 8),
-        Setting(LeverKind.QUEUE, "sda/../sdb", "nr_requests", 8),
-    ],
-)
+@pytest.mark.parametrize("setting", [
+    Setting(LeverKind.BDI, "8:99", "max_bytes", MIB),
+    Setting(LeverKind.QUEUE, "sdz", "nr_requests", 8),
+    Setting(LeverKind.PACE, "/none.service", "8:0", 1),
+    Setting(LeverKind.BDI, "8:0", "read_ahead_kb", 8),
+    Setting(LeverKind.QUEUE, "sda/../sdb", "nr_requests", 8),
+])  # fmt: skip
 def test_no_such_target_is_an_error_not_a_crash(files: FakeLevers, setting: Setting) -> None:
     (action,) = settle(started(files), setting)
     assert not action.ok and load(files.ledger) is None
@@ -290,19 +287,16 @@ def test_observe_at_run_time_sends_everything_home(files: FakeLevers) -> None:
 WISHES = (*ALL, OTHERS[0])
 
 
-@pytest.mark.parametrize(
-    "file, value, lever",
-    [
-        (SYSCTL + "dirty_writeback_centisecs", "0", "flush vm dirty_writeback_centisecs"),
-        (SYSCTL + "dirty_expire_centisecs", "100", "flush vm dirty_expire_centisecs"),
-        ("/sys/class/bdi/8:0/max_ratio_fine", "500000", "bdi 8:0 max_bytes"),
-        ("/sys/class/bdi/8:0/min_ratio_fine", "1", "bdi 8:0 min_bytes"),
-        ("/sys/class/bdi/8:0/strict_limit", "0", "bdi 8:0 strict_limit"),
-        ("/sys/block/sda/queue/nr_requests", "32", "queue sda nr_requests"),
-        ("/sys/block/sda/queue/max_sectors_kb", "64", "queue sda max_sectors_kb"),
-        (f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=5", f"pace {UNIT} 8:0"),
-    ],
-)
+@pytest.mark.parametrize("file, value, lever", [
+    (SYSCTL + "dirty_writeback_centisecs", "0", "flush vm dirty_writeback_centisecs"),
+    (SYSCTL + "dirty_expire_centisecs", "100", "flush vm dirty_expire_centisecs"),
+    ("/sys/class/bdi/8:0/max_ratio_fine", "500000", "bdi 8:0 max_bytes"),
+    ("/sys/class/bdi/8:0/min_ratio_fine", "1", "bdi 8:0 min_bytes"),
+    ("/sys/class/bdi/8:0/strict_limit", "0", "bdi 8:0 strict_limit"),
+    ("/sys/block/sda/queue/nr_requests", "32", "queue sda nr_requests"),
+    ("/sys/block/sda/queue/max_sectors_kb", "64", "queue sda max_sectors_kb"),
+    (f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=5", f"pace {UNIT} 8:0"),
+])  # fmt: skip
 def test_a_change_of_any_lever_is_seen_at_the_next_look(
     plain: FakeLevers, file: str, value: str, lever: str
 ) -> None:
@@ -671,18 +665,14 @@ def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers) -> None:
     assert load(files.ledger) is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"kind": "engine"},
-        {"target": "../../etc"},
-        {"name": "scheduler"},
-        {"written": []},
-        {"original": 5},
-        {"identity": -1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [
+    {"kind": "engine"},
+    {"target": "../../etc"},
+    {"name": "scheduler"},
+    {"written": []},
+    {"original": 5},
+    {"identity": -1},
+], ids=str)  # fmt: skip
 def test_impossible_lever_in_the_ledger_is_told(plain: FakeLevers, change: Any) -> None:
     settle(started(plain), NR)
     body = json.loads(plain.ledger.read_text())
@@ -692,17 +682,14 @@ def test_impossible_lever_in_the_ledger_is_told(plain: FakeLevers, change: Any) 
     assert plain.queues["sda"]["nr_requests"] == 8
 
 
-@pytest.mark.parametrize(
-    "kind, target, name",
-    [
-        (LeverKind.PACE, "/a/../../../etc", "8:0"),
-        (LeverKind.PACE, "relative", "8:0"),
-        (LeverKind.PACE, UNIT, "8:0 rbps=1"),
-        (LeverKind.BDI, "../8:0", "max_bytes"),
-        (LeverKind.QUEUE, "", "nr_requests"),
-        (LeverKind.FLUSH, "vm", "swappiness"),
-    ],
-)
+@pytest.mark.parametrize("kind, target, name", [
+    (LeverKind.PACE, "/a/../../../etc", "8:0"),
+    (LeverKind.PACE, "relative", "8:0"),
+    (LeverKind.PACE, UNIT, "8:0 rbps=1"),
+    (LeverKind.BDI, "../8:0", "max_bytes"),
+    (LeverKind.QUEUE, "", "nr_requests"),
+    (LeverKind.FLUSH, "vm", "swappiness"),
+])  # fmt: skip
 def test_what_is_no_lever(kind: LeverKind, target: str, name: str) -> None:
     assert not is_lever(Lever(kind, target, name))
 

@@ -86,50 +86,44 @@ def test_a_plain_service_may_be_paced() -> None:
     assert why(group()) == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/", "root"),
-        ("/user.slice/user-1000.slice", "all processes of a user"),
-        ("/user.slice/user-1000.slice/user@1000.service", "own systemd"),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "own systemd"),
-        ("/kubepods.slice/kubepods-burstable.slice/cri-1.scope", "Kubernetes"),
-        ("/kubepods/besteffort/pod1/2", "Kubernetes"),
-        ("/system.slice/systemd-journald.service", "never"),
-        ("/system.slice/ssh.service", "never"),
-        ("/system.slice/sshd.service", "never"),
-        ("/system.slice/system-sshd.slice/sshd@1.service", "never"),
-        ("/system.slice/writebackd.service", "never"),
-        ("/system.slice/docker-0123.scope", "never"),
-    ],
-)
+@pytest.mark.parametrize(("path", "reason"), [
+    ("/", "root"),
+    ("/user.slice/user-1000.slice", "all processes of a user"),
+    ("/user.slice/user-1000.slice/user@1000.service", "own systemd"),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "own systemd"),
+    ("/kubepods.slice/kubepods-burstable.slice/cri-1.scope", "Kubernetes"),
+    ("/kubepods/besteffort/pod1/2", "Kubernetes"),
+    ("/system.slice/systemd-journald.service", "never"),
+    ("/system.slice/ssh.service", "never"),
+    ("/system.slice/sshd.service", "never"),
+    ("/system.slice/system-sshd.slice/sshd@1.service", "never"),
+    ("/system.slice/writebackd.service", "never"),
+    ("/system.slice/docker-0123.scope", "never"),
+])  # fmt: skip
 def test_never_paced(path: str, reason: str) -> None:
     assert reason in why(group(path))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/docker/{'1f' * 32}",
-        "/docker/web",
-        f"/system.slice/{'1f' * 32}",
-        f"/system.slice/nerdctl-{'1f' * 32}.scope",
-        f"/default/{'1f' * 32}",
-        "/lxc/101",
-        "/lxc/101/ns",
-        "/lxc/101/ns/system.slice/nginx.service",
-        "/lxc.payload.c1",
-        "/lxc.payload.c1/system.slice/nginx.service",
-        "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
-        "/libpod_parent/libpod-12",
-        "/machine.slice/machine-c1.scope/payload",
-        "/machine.slice/c1.service",
-        # Whatever made it.
-        "/anything/system.slice/nginx.service",
-        "/a/b/c/nginx.service",
-        "/system.slice/runner.service/payload/system.slice/nginx.service",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    f"/docker/{'1f' * 32}",
+    "/docker/web",
+    f"/system.slice/{'1f' * 32}",
+    f"/system.slice/nerdctl-{'1f' * 32}.scope",
+    f"/default/{'1f' * 32}",
+    "/lxc/101",
+    "/lxc/101/ns",
+    "/lxc/101/ns/system.slice/nginx.service",
+    "/lxc.payload.c1",
+    "/lxc.payload.c1/system.slice/nginx.service",
+    "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
+    "/libpod_parent/libpod-12",
+    "/machine.slice/machine-c1.scope/payload",
+    "/machine.slice/c1.service",
+    # Whatever made it.
+    "/anything/system.slice/nginx.service",
+    "/a/b/c/nginx.service",
+    "/system.slice/runner.service/payload/system.slice/nginx.service",
+])  # fmt: skip
 def test_a_container_is_never_paced_whatever_it_calls_its_units(path: str) -> None:
     assert "container" in why(group(path))
 

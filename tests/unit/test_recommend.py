@@ -212,16 +212,13 @@ def test_limits_come_in_steps(wanted: float, step: float) -> None:
 # ---- enough ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "found, says",
-    [
-        ([], "a flood with commits"),
-        (held(flooded_s=0.0), "a flood with commits"),
-        (rows(60), "1d0h of history"),
-        (held(24), "5m0s of floods"),
-        ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
-    ],
-)
+@pytest.mark.parametrize("found, says", [
+    ([], "a flood with commits"),
+    (held(flooded_s=0.0), "a flood with commits"),
+    (rows(60), "1d0h of history"),
+    (held(24), "5m0s of floods"),
+    ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
+])  # fmt: skip
 def test_what_would_make_it_enough_is_said(found: List[Figures], says: str) -> None:
     assert says in "; ".join(advise(found).missing)
 

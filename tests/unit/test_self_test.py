@@ -72,17 +72,14 @@ def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
     assert plain.bdis["8:0"]["strict_limit"] == 1
 
 
-@pytest.mark.parametrize(
-    "spoil, words",
-    [
-        (lambda f: f.poke("/sys/class/bdi/8:0/max_ratio_fine", "10000"), "limits of its own"),
-        (lambda f: f.bdis["8:0"].pop("min_ratio_fine"), "no limits in bytes"),
-        (lambda f: f.texts.update({STATS: "BdiDirtyThresh: 7 kB\nDirtyThresh: 40000 kB"}),
-         "threshold is 7 of 40000 kB"),
-        (lambda f: f.write_errors.update({FINE: (errno.EROFS, False)}), "read-only"),
-        (lambda f: f.errors.update({"/sys/class/bdi/8:0/max_bytes": errno.EIO}), "Input/output"),
-    ],
-)
+@pytest.mark.parametrize("spoil, words", [
+    (lambda f: f.poke("/sys/class/bdi/8:0/max_ratio_fine", "10000"), "limits of its own"),
+    (lambda f: f.bdis["8:0"].pop("min_ratio_fine"), "no limits in bytes"),
+    (lambda f: f.texts.update({STATS: "BdiDirtyThresh: 7 kB\nDirtyThresh: 40000 kB"}),
+     "threshold is 7 of 40000 kB"),
+    (lambda f: f.write_errors.update({FINE: (errno.EROFS, False)}), "read-only"),
+    (lambda f: f.errors.update({"/sys/class/bdi/8:0/max_bytes": errno.EIO}), "Input/output"),
+])  # fmt: skip
 def test_self_test_tells_why(
     plain: FakeLevers, spoil: Callable[[FakeLevers], object], words: str
 ) -> None:

@@ -194,13 +194,10 @@ def test_a_part_of_a_window_has_what_counts() -> None:
     assert "of the limit" in text and "4711" in text
 
 
-@pytest.mark.parametrize(
-    "environ, blocks",
-    [
-        ({"LANG": "de_DE.UTF-8"}, True), ({"LC_ALL": "C.utf8"}, True), ({}, False),
-        ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False), ({"LANG": "POSIX"}, False),
-    ],
-)
+@pytest.mark.parametrize("environ, blocks", [
+    ({"LANG": "de_DE.UTF-8"}, True), ({"LC_ALL": "C.utf8"}, True), ({}, False),
+    ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False), ({"LANG": "POSIX"}, False),
+])  # fmt: skip
 def test_blocks_are_for_terminals_that_say_they_have_them(
     environ: Dict[str, str], blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
