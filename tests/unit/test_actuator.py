@@ -196,12 +196,24 @@ def test_what_the_admin_changes_between_two_spells_is_the_new_original(path: Pat
     assert files.limits == VmLimits(0, 33, 0, 10)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["refused", "refused but in effect"])
-@pytest.mark.parametrize("code", WORDS, ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("lever", ["dirty_bytes", "dirty_background_bytes"])
+REFUSED = [
+    (lever, code, late)
+    for lever in ("dirty_bytes", "dirty_background_bytes")
+    for code in WORDS
+    for late in (False, True)  # refused but in effect
+]
+
+
 @pytest.mark.parametrize("held", [None, FIRST, (256 * MIB, 128 * MIB)], ids=str)
 @originals
 def test_failed_write_leaves_nothing_half_applied(
+    path: Path, original: VmLimits, held: Tuple[int, int]
+) -> None:
+    for lever, code, late in REFUSED:
+        refused_once(path, original, held, lever, code, late)
+
+
+def refused_once(
     path: Path, original: VmLimits, held: Tuple[int, int], lever: str, code: int, late: bool
 ) -> None:
     files, actuator = begun(path, original)
@@ -235,13 +247,6 @@ def test_roll_back_that_fails_too_is_told_and_still_ours(path: Path, code: int) 
     assert load(path) is not None
     files.write_errors = {}
     assert restore_from_ledger(files, path).status == "restored"
-    assert files.limits == DEFAULT
-
-
-@pytest.mark.parametrize("wanted", [(PAGE, 1), (0, 1), (MIB, 0)], ids=str)
-def test_value_the_kernel_refuses(path: Path, wanted: Tuple[int, int]) -> None:
-    files = FakeVm()
-    assert "refuses" in error_of(started(files, path).apply(*wanted))
     assert files.limits == DEFAULT
 
 

@@ -269,8 +269,8 @@ def test_it_ends_when_the_kill_switch_is_there(
     ("sdb", "device", "begin", 5.0, False),
 ])  # fmt: skip
 def test_it_does_not_begin_while_an_alert_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    calibrated: Any, device: str, cause: str, what: str, start_s: float, refused: bool,
+    monkeypatch: pytest.MonkeyPatch, calibrated: Any, device: str, cause: str, what: str,
+    start_s: float, refused: bool,
 ) -> None:
     alert = {
         "name": "STALL", "device": device, "severity": "critical", "cause": cause, "since": 10.0,

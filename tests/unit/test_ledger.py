@@ -88,16 +88,6 @@ def test_comes_back_as_it_was_saved(
     assert load(path) == saved
 
 
-def test_every_truncation_is_told(path: Path) -> None:
-    LEDGER.save(path)
-    whole = path.read_bytes()
-    # Without the final newline nothing is missing.
-    for length in range(len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(LedgerError):
-            load(path)
-
-
 def test_every_flipped_bit_is_told_or_harmless(path: Path) -> None:
     LEDGER.save(path)
     whole = path.read_bytes()
