@@ -589,6 +589,15 @@ def test_counters_that_are_zeroed_meanwhile_count_on(daemon: Daemon) -> None:
     assert course._written == {"sda": 140}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT is not ignored, as it is where a shell has the tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("words", [["--json"], ["--json", "--hold"]], ids=["", "hold"])
 def test_ctrl_c_releases_and_does_not_wait_for_sync(daemon: Daemon, words: List[str]) -> None:
     client = subprocess.Popen(
@@ -607,6 +616,7 @@ def test_ctrl_c_releases_and_does_not_wait_for_sync(daemon: Daemon, words: List[
     assert answer(out)["outcome"] == "interrupted" and daemon.named[-1] == "end"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_children_are_started_leaves_none(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
