@@ -80,41 +80,32 @@ def test_an_override_without_a_value_takes_the_line_out_of_its_note(
 # ---- tuned -------------------------------------------------------------------
 
 
-def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n",
-        base="[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
-    ) == [
-        ("warning", "vm.dirty_background_ratio=10", "/usr/lib/tuned/profiles/base/tuned.conf:5"),
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
+MINE, PARENT = "/etc/tuned/mine/tuned.conf", "/usr/lib/tuned/profiles/{}/tuned.conf"
+
+
+@pytest.mark.parametrize("text, name, parent, expected", [
+    # A profile beats what it includes, and takes out what it drops, by type.
+    ("[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n", "base",
+     "[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
+     [("vm.dirty_background_ratio=10", PARENT, 5), ("vm.dirty_ratio=5", MINE, 4)]),
+    ("[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n", "base",
+     "[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
+     [("vm.dirty_bytes=70000", PARENT, 5)]),
+    # It may include the one that it hides.
+    ("[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n", "mine",
+     "[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
+     [("vm.dirty_background_bytes=7", PARENT, 2), ("vm.dirty_ratio=5", MINE, 4)]),
+    # A section's type counts, and not its name.
+    ("[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
+     "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n", "base", "",
+     [("vm.dirty_bytes=10000", MINE, 3)]),
+])  # fmt: skip
+def test_a_profile_and_the_one_that_it_includes(
+    tmp_path: Path, text: str, name: str, parent: str, expected: List[Tuple[str, str, int]]
+) -> None:
+    assert tuned(tmp_path, text, **{name: parent}) == [
+        ("warning", setting, f"{file.format(name)}:{line}") for setting, file, line in expected
     ]
-
-
-def test_what_a_profile_drops_is_not_set(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n",
-        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
-    ) == [("warning", "vm.dirty_bytes=70000", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
-
-
-def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n",
-        mine="[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
-    ) == [
-        ("warning", "vm.dirty_background_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
-    ]
-
-
-def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
-        "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n",
-    ) == [("warning", "vm.dirty_bytes=10000", "/etc/tuned/mine/tuned.conf:3")]
 
 
 @pytest.mark.parametrize("text, expected", [
