@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
@@ -29,8 +30,8 @@ PROPERTIES = dict(
 class FakeLevers(FakeVm):
     """Adds to the pair: flush intervals, BDIs, queues, cgroups; each write is counted.
 
-    `write_errors` has the path as key.  `stalled` disks hold every child that
-    writes their queue (or a paced cgroup) until `release`.
+    `write_errors` has the path as key, `ledger` is where an actuator has its ledger.  `stalled`
+    disks hold every child that writes their queue (or a paced cgroup) until `release`.
     """
 
     def __init__(self, limits: VmLimits = DEFAULT) -> None:
@@ -46,6 +47,7 @@ class FakeLevers(FakeVm):
         self.commands: List[Sequence[str]] = []
         self.jobs: List[FakeJob] = []
         self.stalled = False
+        self.ledger = Path("/nowhere/ledger.json")
         self.min_scale = 1  # 10000: the kernels from 6.2 to 6.7
         self.texts["/proc/self/mountinfo"] = (
             f"31 25 0:26 / {CGROUPS} rw - cgroup2 cgroup2 rw"

@@ -49,8 +49,9 @@ OTHERS = (
 SPELL = (ALL, OTHERS, (), ALL)
 
 
-def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
+def world(monkeypatch: pytest.MonkeyPatch, directory: Path, systemd: bool) -> FakeLevers:
     files = FakeLevers()
+    files.ledger = directory / "ledger.json"
     if systemd:
         files.boot_systemd()
     monkeypatch.setattr(lever_plan, "Job", files.job)
@@ -58,42 +59,39 @@ def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
     return files
 
 
-@pytest.fixture
-def _path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.json"
-
-
 @pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
-def _files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, request.param.startswith("systemd"))
+def _files(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> FakeLevers:
+    return world(monkeypatch, tmp_path, request.param.startswith("systemd"))
 
 
 @pytest.fixture
-def _plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, False)
+def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLevers:
+    return world(monkeypatch, tmp_path, False)
 
 
 @pytest.fixture
-def _systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, True)
+def _systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLevers:
+    return world(monkeypatch, tmp_path, True)
 
 
-# Their names are those that a module gives them: path, files, plain, systemd.
-FIXTURES = (_path, _files, _plain, _systemd)
+# Their names are those that a module gives them: files, plain, systemd.
+FIXTURES = (_files, _plain, _systemd)
 
 
-def started(files: FakeLevers, path: Path, on_exit: str = "restore") -> Actuator:
-    actuator = Actuator(files, path, on_exit)
+def started(files: FakeLevers, on_exit: str = "restore") -> Actuator:
+    actuator = Actuator(files, files.ledger, on_exit)
     actuator.start()
     return actuator
 
 
 def holding(
-    files: FakeLevers, path: Path, *settings: Setting,
+    files: FakeLevers, *settings: Setting,
     pair: Optional[Tuple[int, int]] = None, on_exit: str = "restore",
 ) -> Actuator:
     """One that has set the pair, if there is one, and these levers."""
-    actuator = started(files, path, on_exit)
+    actuator = started(files, on_exit)
     if pair is not None:
         actuator.apply(*pair)
     settle(actuator, *settings)

@@ -250,22 +250,19 @@ def test_reads_alone_that_complete_are_no_stall() -> None:
     host.usual(20, more=more)
 
 
-@pytest.mark.parametrize(
-    "path, unit, container",
-    [
-        ("/system.slice/backup.service", "backup.service", None),
-        (f"/system.slice/docker-{'a' * 64}.scope", f"docker-{'a' * 64}.scope", "a" * 64),
-        (f"/kubepods/burstable/pod1/{'b' * 64}", None, "b" * 64),
-        (f"/machine.slice/libpod-{'c' * 64}.scope/container", f"libpod-{'c' * 64}.scope", "c" * 64),
-        # Units of a container, which may be called as the host's are.
-        (f"/docker/{'d' * 64}/system.slice/mysql.service", None, "d" * 64),
-        ("/lxc.payload.web/system.slice/mysql.service", None, "web"),
-        ("/lxc/101/ns/system.slice/mysql.service", None, "101"),
-        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", "user@0.service", None),
-        ("/", None, None),
-        (None, None, None),
-    ],
-)
+@pytest.mark.parametrize("path, unit, container", [
+    ("/system.slice/backup.service", "backup.service", None),
+    (f"/system.slice/docker-{'a' * 64}.scope", f"docker-{'a' * 64}.scope", "a" * 64),
+    (f"/kubepods/burstable/pod1/{'b' * 64}", None, "b" * 64),
+    (f"/machine.slice/libpod-{'c' * 64}.scope/container", f"libpod-{'c' * 64}.scope", "c" * 64),
+    # Units of a container, which may be called as the host's are.
+    (f"/docker/{'d' * 64}/system.slice/mysql.service", None, "d" * 64),
+    ("/lxc.payload.web/system.slice/mysql.service", None, "web"),
+    ("/lxc/101/ns/system.slice/mysql.service", None, "101"),
+    ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", "user@0.service", None),
+    ("/", None, None),
+    (None, None, None),
+])  # fmt: skip
 def test_a_cgroup_path_tells_unit_and_container(path: Any, unit: Any, container: Any) -> None:
     assert (unit_in(path), container_in(path)) == (unit, container)
 
@@ -284,13 +281,10 @@ def test_beside_a_flood_that_left_some_writes_fast_a_lost_cache_is_told_as_soon_
     assert host.names() == [AlertName.CACHE_DEGRADED]
 
 
-@pytest.mark.parametrize(
-    "fast_s, slow_s, pause_s",
-    [
-        (1, 0, 2),  # waves: each has fast writes in its first and last second, on any disk
-        (2, 10, 0),  # hardly ever
-    ],
-)
+@pytest.mark.parametrize("fast_s, slow_s, pause_s", [
+    (1, 0, 2),  # waves: each has fast writes in its first and last second, on any disk
+    (2, 10, 0),  # hardly ever
+])  # fmt: skip
 def test_beside_floods_that_hardly_leave_a_write_fast_slow_ones_say_nothing_of_the_cache(
     fast_s: int, slow_s: int, pause_s: int
 ) -> None:
@@ -404,13 +398,10 @@ def test_beside_a_flood_held_for_long_what_its_queue_does_not_explain_is_a_colla
         assert host.alerts[0].cause is Cause.NEIGHBOUR
 
 
-@pytest.mark.parametrize(
-    "paused",
-    [
-        {"dt_s": 9.0, "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 9.0},
-        {"dt_s": 9.0, "syncs": 40, "latency_s": 0.4e-3, "spread": 2e4, "waiting": 1},
-    ],
-)
+@pytest.mark.parametrize("paused", [
+    {"dt_s": 9.0, "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 9.0},
+    {"dt_s": 9.0, "syncs": 40, "latency_s": 0.4e-3, "spread": 2e4, "waiting": 1},
+])  # fmt: skip
 def test_one_tick_in_which_the_whole_host_stood_still_is_no_alert(
     paused: Mapping[str, Any]
 ) -> None:

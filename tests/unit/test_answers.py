@@ -118,20 +118,17 @@ def test_figures_that_json_cannot_carry_are_null(value: float) -> None:
 GIB = samples.GIB
 
 
-@pytest.mark.parametrize(
-    "found, standing, expected",
-    [
-        # ratio in force: what the kernel makes of it
-        (VmLimits(0, 20, 0, 10), VmLimits(0, 20, 0, 10), (3 * GIB, 1 * GIB)),
-        # ratio replaced: of all memory (10 GiB)
-        (VmLimits(0, 20, 0, 10), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 1 * GIB)),
-        (VmLimits(200 * MIB, 0, 50 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 50 * MIB)),
-        # background not below the limit: the kernel takes half
-        (VmLimits(200 * MIB, 0, 300 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 100 * MIB)),
-        (VmLimits(0, 10, 0, 10), VmLimits(MIB, 0, MIB, 0), (1 * GIB, GIB // 2)),
-        (VmLimits(0, 20, 64 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 64 * MIB)),
-    ],
-)
+@pytest.mark.parametrize("found, standing, expected", [
+    # ratio in force: what the kernel makes of it
+    (VmLimits(0, 20, 0, 10), VmLimits(0, 20, 0, 10), (3 * GIB, 1 * GIB)),
+    # ratio replaced: of all memory (10 GiB)
+    (VmLimits(0, 20, 0, 10), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 1 * GIB)),
+    (VmLimits(200 * MIB, 0, 50 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 50 * MIB)),
+    # background not below the limit: the kernel takes half
+    (VmLimits(200 * MIB, 0, 300 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 100 * MIB)),
+    (VmLimits(0, 10, 0, 10), VmLimits(MIB, 0, MIB, 0), (1 * GIB, GIB // 2)),
+    (VmLimits(0, 20, 64 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 64 * MIB)),
+])  # fmt: skip
 def test_originals_in_bytes(found: VmLimits, standing: VmLimits, expected: Tuple[int, int]) -> None:
     snapshot = samples.idle()
     host = replace(samples.HOST, memory_bytes=10 * GIB)
@@ -178,14 +175,11 @@ def test_a_foreign_write_is_an_alert_that_names_its_writer() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "lever, device",
-    [
-        ("queue sda nr_requests", "sda"), ("bdi 8:0 max_bytes", "sda"),
-        ("pace /a.service 8:0", "sda"), ("queue sdz nr_requests", None),
-        ("flush vm dirty_expire_centisecs", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("lever, device", [
+    ("queue sda nr_requests", "sda"), ("bdi 8:0 max_bytes", "sda"),
+    ("pace /a.service 8:0", "sda"), ("queue sdz nr_requests", None),
+    ("flush vm dirty_expire_centisecs", None),
+])  # fmt: skip
 def test_a_lever_that_was_let_go_is_an_alert_of_its_device(
     lever: str, device: Optional[str]
 ) -> None:
@@ -257,17 +251,14 @@ def test_excluded_devices_are_listed_and_not_managed() -> None:
     assert rows["dm-0"]["leaves"] == ["nvme0n1", "nvme1n1"]
 
 
-@pytest.mark.parametrize(
-    "wanted, found",
-    [
-        (None, ["sda", "sdb", "dm-0", "loop0", "loop1", "loop2"]),
-        ("sda", ["sda"]),
-        ("/dev/sda", ["sda"]),
-        ("8:16", ["sdb"]),
-        ("/srv/backup/archive/2024", ["dm-0"]),
-        ("nvme1n1", ["dm-0"]),  # a disk below
-    ],
-)
+@pytest.mark.parametrize("wanted, found", [
+    (None, ["sda", "sdb", "dm-0", "loop0", "loop1", "loop2"]),
+    ("sda", ["sda"]),
+    ("/dev/sda", ["sda"]),
+    ("8:16", ["sdb"]),
+    ("/srv/backup/archive/2024", ["dm-0"]),
+    ("nvme1n1", ["dm-0"]),  # a disk below
+])  # fmt: skip
 def test_why_finds_a_device_by_any_of_its_names(wanted: Optional[str], found: "list[str]") -> None:
     answer = why_json(samples.several(), wanted)
     assert [device["name"] for device in answer["devices"]] == found
@@ -295,17 +286,14 @@ def test_why_says_what_is_only_known_from_before_the_restart() -> None:
     assert "restart" not in first_step(DeviceMemory(drain_rate=fact.value))
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (samples.observe, "observe mode"),
-        (samples.yielded, "writebackctl enforce"),
-        (samples.first_tick, "The original limits stay"),
-        (samples.guard, "until a device's target changes"),
-        (samples.squeeze, "The limit falls to 4.0M as 30M of dirty pages are written"
-                          " (about 0.1s at 240M/s)."),
-    ],
-)
+@pytest.mark.parametrize("make, words", [
+    (samples.observe, "observe mode"),
+    (samples.yielded, "writebackctl enforce"),
+    (samples.first_tick, "The original limits stay"),
+    (samples.guard, "until a device's target changes"),
+    (samples.squeeze, "The limit falls to 4.0M as 30M of dirty pages are written"
+                      " (about 0.1s at 240M/s)."),
+])  # fmt: skip
 def test_what_happens_next_to_the_limit(make: Callable[[], Snapshot], words: str) -> None:
     assert words in why_json(make())["limit"]["next"]
 

@@ -25,21 +25,18 @@ from writebackd.types.copying import replace
 from writebackd.types.levers import ForeignWrite
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        ("dd if=/dev/zero of=/srv/backup bs=1M count=1000", ""),
-        ("dd bs=10.5k seek=4KiB conv=fsync of=x", "dd bs=10.5k seek=4KiB conv=*** of=***"),
-        ("sysctl -w vm.dirty_ratio=40", ""), ("tar -c /srv/my.d --sparse --", ""),
-        ("postgres: checkpointer", "postgres: ***"), ("x --token-file=/e --pass-file /e", ""),
-        ("mysqldump -pS3 -u root --all shop", "mysqldump -p*** -u *** --all ***"),
-        ("app --password S3 7 -P 3306 -n5", "app --password *** -P *** -n***"),
-        ("app --password=S3 --count=5 --at=/srv/x", "app --password=*** --count=*** --at=/srv/x"),
-        ("app --key /srv/x password=/S3 --token=/S3", "app --key /srv/x password=*** --token=***"),
-        ("env PIN=12 pwd=12 A=/srv/x S3== =S3 S3=", "env PIN=*** pwd=*** A=/srv/x ***"),
-        ("curl https://joe:S3@h/x /S3@h /x://S3 //h/x?token=S3 A=http://h/S3", "curl *** A=***"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words, said", [
+    ("dd if=/dev/zero of=/srv/backup bs=1M count=1000", ""),
+    ("dd bs=10.5k seek=4KiB conv=fsync of=x", "dd bs=10.5k seek=4KiB conv=*** of=***"),
+    ("sysctl -w vm.dirty_ratio=40", ""), ("tar -c /srv/my.d --sparse --", ""),
+    ("postgres: checkpointer", "postgres: ***"), ("x --token-file=/e --pass-file /e", ""),
+    ("mysqldump -pS3 -u root --all shop", "mysqldump -p*** -u *** --all ***"),
+    ("app --password S3 7 -P 3306 -n5", "app --password *** -P *** -n***"),
+    ("app --password=S3 --count=5 --at=/srv/x", "app --password=*** --count=*** --at=/srv/x"),
+    ("app --key /srv/x password=/S3 --token=/S3", "app --key /srv/x password=*** --token=***"),
+    ("env PIN=12 pwd=12 A=/srv/x S3== =S3 S3=", "env PIN=*** pwd=*** A=/srv/x ***"),
+    ("curl https://joe:S3@h/x /S3@h /x://S3 //h/x?token=S3 A=http://h/S3", "curl *** A=***"),
+])  # fmt: skip
 def test_only_the_program_options_and_paths_are_shown(words: str, said: str) -> None:
     assert redacted(words.replace(" ", "\0") + "\0") == (said or words)
 

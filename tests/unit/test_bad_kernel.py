@@ -148,23 +148,19 @@ def test_a_file_without_an_end_costs_no_memory(
     assert caught.value.errno == errno.EFBIG
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("/proc/meminfo", b""),
-        ("/proc/meminfo", b"MemTotal:"),
-        ("/proc/meminfo", b"MemTotal: -5 kB"),
-        ("/proc/meminfo", b"MemTotal: " + b"9" * 400 + b" kB"),
-        ("/proc/meminfo", b"\xff\0"),
-        ("/proc/vmstat", b""),
-        ("/proc/vmstat", b"nr_dirty 1\nnr_writeback 2"),
-        ("/proc/vmstat", b"nr_dirty -1\nnr_writeback 0\nnr_dirty_threshold 9\n"
-                         b"nr_dirty_background_threshold 1"),
-        ("/proc/sys/vm/dirty_bytes", b"-1"),
-        ("/proc/sys/vm/dirty_ratio", HUGE.encode()),
-    ],
-    ids=lambda value: repr(value)[:40],
-)  # fmt: skip
+@pytest.mark.parametrize("name, text", [
+    ("/proc/meminfo", b""),
+    ("/proc/meminfo", b"MemTotal:"),
+    ("/proc/meminfo", b"MemTotal: -5 kB"),
+    ("/proc/meminfo", b"MemTotal: " + b"9" * 400 + b" kB"),
+    ("/proc/meminfo", b"\xff\0"),
+    ("/proc/vmstat", b""),
+    ("/proc/vmstat", b"nr_dirty 1\nnr_writeback 2"),
+    ("/proc/vmstat", b"nr_dirty -1\nnr_writeback 0\nnr_dirty_threshold 9\n"
+                     b"nr_dirty_background_threshold 1"),
+    ("/proc/sys/vm/dirty_bytes", b"-1"),
+    ("/proc/sys/vm/dirty_ratio", HUGE.encode()),
+], ids=lambda value: repr(value)[:40])  # fmt: skip
 def test_what_is_needed_is_an_error_that_names_its_file(rig: Rig, name: str, text: bytes) -> None:
     rig.host.raw[name] = text
     with pytest.raises(ValueError, match=name.rpartition("/")[2]):

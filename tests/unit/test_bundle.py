@@ -374,18 +374,15 @@ def test_a_secret_beside_its_word_is_masked(place: str, secret: str, before: str
     assert secret not in text and text.endswith("\nnext"), text
 
 
-@pytest.mark.parametrize(
-    "document, masked",
-    [
-        ({"c": 'curl -d {"password": "hunter2"} x'}, {"c": 'curl -d {"password": ***} x'}),
-        ({"c": 'PGPASSWORD="hunter2" pg_dump'}, {"c": "PGPASSWORD=*** pg_dump"}),
-        ({"c": 'curl -d "{\\"password\\": \\"hunter2\\"}"'},
-         {"c": 'curl -d "{\\"password\\": ***}"'}),
-        ({"token": "hun ter2", "x": [1, 2.5, None]}, {"token": "***", "x": [1, 2.5, None]}),
-        ({"Cookie": ["hunter2"], "pin_code": 7}, {"Cookie": "***", "pin_code": 7}),
-        ({"password": ["hun ter2"]}, {"password": "***"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("document, masked", [
+    ({"c": 'curl -d {"password": "hunter2"} x'}, {"c": 'curl -d {"password": ***} x'}),
+    ({"c": 'PGPASSWORD="hunter2" pg_dump'}, {"c": "PGPASSWORD=*** pg_dump"}),
+    ({"c": 'curl -d "{\\"password\\": \\"hunter2\\"}"'},
+     {"c": 'curl -d "{\\"password\\": ***}"'}),
+    ({"token": "hun ter2", "x": [1, 2.5, None]}, {"token": "***", "x": [1, 2.5, None]}),
+    ({"Cookie": ["hunter2"], "pin_code": 7}, {"Cookie": "***", "pin_code": 7}),
+    ({"password": ["hun ter2"]}, {"password": "***"}),
+])  # fmt: skip
 def test_json_stays_json_and_tells_no_secret(document: object, masked: object) -> None:
     text = json.dumps(document)
     assert json.loads(PRIVATE.document(text)) == masked
@@ -400,28 +397,22 @@ def test_any_text_can_be_masked(text: str) -> None:
     PRIVATE.without(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "12:34:56 8:0 0000:00:1f.2 6.1.0-13-amd64 1.2.3", "postgresql@13-main.service is up",
-        "file:///usr/share/doc/writebackd/runbook.md#stall", "rate 123456789 of 50014ee2b7c0",
-        "::1 localhost", "token-ring", "/homely/alice /var/home", "ExecStart=/x -n",
-        "db-host-70 is another, mydb-host-7 too",
-        "passengers: 3, compass = n, bypass=1, pass-through: on",
-        "monkey=1 keyboard: us cookies=3 --passive pass_rate=1 --api-key-file=/etc/x",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "12:34:56 8:0 0000:00:1f.2 6.1.0-13-amd64 1.2.3", "postgresql@13-main.service is up",
+    "file:///usr/share/doc/writebackd/runbook.md#stall", "rate 123456789 of 50014ee2b7c0",
+    "::1 localhost", "token-ring", "/homely/alice /var/home", "ExecStart=/x -n",
+    "db-host-70 is another, mydb-host-7 too",
+    "passengers: 3, compass = n, bypass=1, pass-through: on",
+    "monkey=1 keyboard: us cookies=3 --passive pass_rate=1 --api-key-file=/etc/x",
+])  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
     assert PRIVATE.without(text) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/dev/mapper/{0}--vg-root /dev/{0}-vg/root", "vg_{0} {0}_data", "backup-{0}.service is up",
-        "a=/home/{0}/x", "/var/home/{0}/x", "/@/home/{0}", "/media/{0}", "/run/media/{0}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "/dev/mapper/{0}--vg-root /dev/{0}-vg/root", "vg_{0} {0}_data", "backup-{0}.service is up",
+    "a=/home/{0}/x", "/var/home/{0}/x", "/@/home/{0}", "/media/{0}", "/run/media/{0}",
+])  # fmt: skip
 def test_the_host_and_people_are_left_out_of_names(text: str) -> None:
     for name in ("db-host-7", "DB-Host-7", "db--host--7"):
         assert PRIVATE.without(text.format(name)) == text.format("***")

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 from unittest.mock import MagicMock
 
 import pytest
@@ -67,17 +67,28 @@ def test_the_score_is_that_of_the_lab() -> None:
     assert score(0.5, 0.475) == pytest.approx(0.5 / 16)
 
 
-@pytest.mark.parametrize("rungs, then", [
-    ([rung(4, 0.5, 0.7)], 8.0),  # the flood has not all of R: larger
-    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.8)], 16.0),
-    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.7)], 2.0),  # which brought it no more
-    ([rung(4, 0.5, 1.0)], 2.0),
-    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5)], 1.0),  # the disk holds it: smaller may be better
-    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False)], 3.0),  # the knee is between
-    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False), rung(3, 0.6, 0.9, False)], 6.0),
+WITHIN = [rung(2, 0.4, 0.6), rung(3, 0.4, 0.8), rung(4, 0.5, 0.9)]
+
+
+@pytest.mark.parametrize("rungs, floor_mb, ceiling_mb, then", [
+    ([rung(4, 0.5, 0.7)], 1, 1024, 8.0),  # the flood has not all of R: larger
+    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.8)], 1, 1024, 16.0),
+    ([rung(4, 0.5, 0.7), rung(8, 0.3, 0.7)], 1, 1024, 2.0),  # which brought it no more
+    ([rung(4, 0.5, 1.0)], 1, 1024, 2.0),
+    # The disk holds it, so that smaller may be better; the knee is between.
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5)], 1, 1024, 1.0),
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False)], 1, 1024, 3.0),
+    ([rung(4, 0.5, 1.0), rung(2, 0.9, 0.5, False), rung(3, 0.6, 0.9, False)], 1, 1024, 6.0),
+    # Within floor and ceiling, and not for ever.
+    ([rung(4, 0.5, 1.0)], 3, 1024, 3.0), ([rung(3, 0.5, 1.0), rung(4, 0.3, 1.0)], 3, 1024, None),
+    ([rung(4, 0.5, 0.7)], 1, 6, 6.0), ([rung(4, 0.5, 0.7)], 1, 4, 2.0),
+    (WITHIN, 1, 8, 8.0), ([*WITHIN, rung(1, 0.1, 0.2, False)], 1, 4, None),
 ])  # fmt: skip
-def test_it_goes_to_where_a_better_limit_may_be(rungs: List[Rung], then: float) -> None:
-    assert next_limit(rungs, IDLE, R, MB, GB) == then * MB
+def test_it_goes_to_where_a_better_limit_may_be(
+    rungs: List[Rung], floor_mb: int, ceiling_mb: int, then: Optional[float]
+) -> None:
+    found = next_limit(rungs, IDLE, R, floor_mb * MB, ceiling_mb * MB)
+    assert found == (None if then is None else then * MB)
 
 
 def test_at_last_it_looks_just_below_the_knee() -> None:
@@ -87,19 +98,6 @@ def test_at_last_it_looks_just_below_the_knee() -> None:
     last = next_limit(tried, IDLE, R, MB, GB)
     assert last is not None and 3.8 * MB < last < 4 * MB
     assert next_limit([*tried, rung(last / MB, 0.7, 0.97)], IDLE, R, MB, GB) is None
-
-
-def test_it_does_not_go_below_the_floor() -> None:
-    assert next_limit([rung(4, 0.5, 1.0)], IDLE, R, 3 * MB, GB) == 3 * MB
-    assert next_limit([rung(3, 0.5, 1.0), rung(4, 0.3, 1.0)], IDLE, R, 3 * MB, GB) is None
-
-
-def test_it_does_not_go_above_the_ceiling() -> None:
-    assert next_limit([rung(4, 0.5, 0.7)], IDLE, R, MB, 6 * MB) == 6 * MB
-    assert next_limit([rung(4, 0.5, 0.7)], IDLE, R, MB, 4 * MB) == 2 * MB
-    tried = [rung(2, 0.4, 0.6), rung(3, 0.4, 0.8), rung(4, 0.5, 0.9)]
-    assert next_limit(tried, IDLE, R, MB, 8 * MB) == 8 * MB
-    assert next_limit([*tried, rung(1, 0.1, 0.2, False)], IDLE, R, MB, 4 * MB) is None
 
 
 # ---- what is kept ---------------------------------------------------------------
@@ -269,8 +267,8 @@ def test_it_ends_when_the_kill_switch_is_there(
     ("sdb", "device", "begin", 5.0, False),
 ])  # fmt: skip
 def test_it_does_not_begin_while_an_alert_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    calibrated: Any, device: str, cause: str, what: str, start_s: float, refused: bool,
+    monkeypatch: pytest.MonkeyPatch, calibrated: Any, device: str, cause: str, what: str,
+    start_s: float, refused: bool,
 ) -> None:
     alert = {
         "name": "STALL", "device": device, "severity": "critical", "cause": cause, "since": 10.0,
@@ -357,92 +355,78 @@ def test_the_loads_write_what_they_may_and_end_with_whoever_began_them(tmp_path:
     until(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_load_stays_within_its_budget_and_rests_when_told(tmp_path: Path) -> None:
+@pytest.fixture
+def loads(tmp_path: Path) -> Iterator[Loads]:
     loads = Loads(tmp_path, 8 << 20)
-    try:
-        loads.order(False, None, 0)
-        until(lambda: loads.ready)
-        assert (loads.written_bytes, loads.syncs) == (0, 0)
-        loads.order(True, None, 0)
-        until(lambda: loads.written_bytes == 8 << 20)
-        loads.order(True, 0.001, 0)
-        until(lambda: loads.syncs > 3)
-        assert loads.written_bytes == 8 << 20 and loads.problem == ""
-    finally:
-        loads.close()
+    yield loads
+    loads.close()
     assert not any(is_alive(str(pid)) for pid in loads.pids)
+
+
+def make_ready(loads: Loads) -> None:
+    loads.order(False, None, 0)
+    until(lambda: loads.ready)
+
+
+def test_a_load_stays_within_its_budget_and_rests_when_told(loads: Loads) -> None:
+    make_ready(loads)
+    assert (loads.written_bytes, loads.syncs) == (0, 0)
+    loads.order(True, None, 0)
+    until(lambda: loads.written_bytes == 8 << 20)
+    loads.order(True, 0.001, 0)
+    until(lambda: loads.syncs > 3)
+    assert loads.written_bytes == 8 << 20 and loads.problem == ""
 
 
 def used(loads: Loads) -> List[int]:
     return [os.fstat(file.fileno()).st_size for file in loads._files]
 
 
-def test_the_loads_write_nothing_before_they_are_told(tmp_path: Path) -> None:
-    loads = Loads(tmp_path, 8 << 20)
-    try:
-        time.sleep(0.2)
-        assert not loads.ready and used(loads) == [0, 0]
-        loads.order(False, None, 0)
-        until(lambda: loads.ready)
-        assert used(loads)[1] > 0
-    finally:
-        loads.close()
+def test_the_loads_write_nothing_before_they_are_told(loads: Loads) -> None:
+    time.sleep(0.2)
+    assert not loads.ready and used(loads) == [0, 0]
+    make_ready(loads)
+    assert used(loads)[1] > 0
 
 
 def test_the_loads_rest_when_nobody_orders_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where the command is stopped, or hangs: then the watcher restores the limits.
-    loads = Loads(tmp_path, 8 << 20)
-
     def is_still() -> bool:
         before = loads.written_bytes, loads.syncs
         time.sleep(0.3)
         return before == (loads.written_bytes, loads.syncs)
 
-    try:
-        loads.order(False, None, 0)
-        until(lambda: loads.ready)
-        loads.order(False, 0.0, 0)
-        until(lambda: loads.syncs)
-        monkeypatch.setattr("writebackd.cli.calibration_host.ORDER_S", 0.0)
-        loads.order(True, 0.0, 0)
-        until(is_still)
-        assert loads.written_bytes < 8 << 20
-    finally:
-        loads.close()
+    make_ready(loads)
+    loads.order(False, 0.0, 0)
+    until(lambda: loads.syncs)
+    monkeypatch.setattr("writebackd.cli.calibration_host.ORDER_S", 0.0)
+    loads.order(True, 0.0, 0)
+    until(is_still)
+    assert loads.written_bytes < 8 << 20
 
 
-def test_a_sync_counts_as_dirty_for_its_block_alone(tmp_path: Path) -> None:
+def test_a_sync_counts_as_dirty_for_its_block_alone(loads: Loads) -> None:
     # Of a folio of 2 MB all would count, and a limit of 2 MB leave a flood nothing.
-    loads = Loads(tmp_path, 8 << 20)
-
     def accounted() -> int:
         account = Path(f"/proc/{loads.pids[1]}/io").read_text()
         return int(account.split("\nwrite_bytes: ")[1].split()[0])
 
-    try:
-        loads.order(False, None, 0)
-        until(lambda: loads.ready)
-        begun, before = loads.syncs, accounted()
-        loads.order(False, 0.0, 0)
-        until(lambda: loads.syncs >= begun + 20)
-        dirtied = accounted() - before
-        assert dirtied <= 2 * 4096 * (loads.syncs - begun + 1)
-    finally:
-        loads.close()
+    make_ready(loads)
+    begun, before = loads.syncs, accounted()
+    loads.order(False, 0.0, 0)
+    until(lambda: loads.syncs >= begun + 20)
+    dirtied = accounted() - before
+    assert dirtied <= 2 * 4096 * (loads.syncs - begun + 1)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_load_that_is_killed_is_told(tmp_path: Path, which: int) -> None:
-    loads = Loads(tmp_path, 8 << 20)
-    try:
-        assert loads.problem == ""
-        os.kill(loads.pids[which], signal.SIGKILL)
-        until(lambda: loads.problem)
-        assert loads.problem == f"load (pid {loads.pids[which]}) was killed"
-    finally:
-        loads.close()
+def test_a_load_that_is_killed_is_told(loads: Loads, which: int) -> None:
+    assert loads.problem == ""
+    os.kill(loads.pids[which], signal.SIGKILL)
+    until(lambda: loads.problem)
+    assert loads.problem == f"load (pid {loads.pids[which]}) was killed"
 
 
 # ---- what it prints -------------------------------------------------------------

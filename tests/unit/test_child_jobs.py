@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from typing import List
 
 import pytest
@@ -34,16 +33,16 @@ from writebackd.actuate.lever_plan import MOST_AT_ONCE
 from writebackd.kernel.child_process import ChildError, Run, Work
 from writebackd.types.levers import Action, LeverKind, Setting
 
-path, files, plain, systemd = FIXTURES
+files, plain, systemd = FIXTURES
 
 
-def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None:
+def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers) -> None:
     found = plain.state()
-    actuator = started(plain, path)
+    actuator = started(plain)
     plain.stalled = True
     assert settle(actuator, NR, SECTORS) == ()
     assert len(plain.jobs) == 1  # the second would only wait behind the first
-    assert saved(path).levers[0].written == ("64", "8")
+    assert saved(plain.ledger).levers[0].written == ("64", "8")
     # What holds the queue also holds whoever reads it.
     read, seen = plain.read, []
 
@@ -61,23 +60,23 @@ def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None
     plain.release()
     assert plain.queues["sda"]["nr_requests"] == 8
     settle(actuator)
-    assert plain.state() == found and load(path) is None
+    assert plain.state() == found and load(plain.ledger) is None
 
 
 def test_exit_with_a_stalled_disk_leaves_it_to_the_ledger(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = plain.state()
-    actuator = holding(plain, path, FLUSH, NR, pair=PAIR)
+    actuator = holding(plain, FLUSH, NR, pair=PAIR)
     plain.stalled = True
     monkeypatch.setattr("writebackd.actuate.actuator._EXIT_WAIT_S", 0.01)
     told = by_lever(actuator.finish())
     assert "not done yet" in str(told["queue sda nr_requests"].error)
     assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-    assert [e.name for e in saved(path).levers] == ["nr_requests"]
+    assert [e.name for e in saved(plain.ledger).levers] == ["nr_requests"]
     plain.stalled = False  # the child never came to write
-    assert restore_from_ledger(plain, path).status == "restored"
-    assert plain.state() == found and load(path) is None
+    assert restore_from_ledger(plain, plain.ledger).status == "restored"
+    assert plain.state() == found and load(plain.ledger) is None
 
 
 # -- writes that may land yet ----------------------------------------------------
@@ -93,82 +92,82 @@ def lands(files: FakeLevers, setting: Setting) -> None:
 
 @pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
 def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
-    systemd: FakeLevers, path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    systemd: FakeLevers, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("writebackd.actuate.ledger_restore.WAIT_S", 0.01)
     found = systemd.state()
-    actuator = started(systemd, path)
+    actuator = started(systemd)
     systemd.stalled = True
     actuator.apply_settings((setting,))  # and killed: the child hangs
     # The way home hangs as well, and the value reads as it was found.
-    assert restore_from_ledger(systemd, path).status == "failed"
-    assert len(saved(path).levers[0].written) == 2
-    assert len(started(systemd, path).levers.entries) == 1  # a restart knows of it, too
+    assert restore_from_ledger(systemd, systemd.ledger).status == "failed"
+    assert len(saved(systemd.ledger).levers[0].written) == 2
+    assert len(started(systemd).levers.entries) == 1  # a restart knows of it, too
     lands(systemd, setting)
     systemd.stalled = False
     monkeypatch.setattr("writebackd.actuate.ledger_restore.WAIT_S", 10.0)
-    assert restore_from_ledger(systemd, path).status == "restored"
-    assert systemd.state() == found and load(path) is None
+    assert restore_from_ledger(systemd, systemd.ledger).status == "restored"
+    assert systemd.state() == found and load(systemd.ledger) is None
 
 
 @pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
 def test_way_home_is_written_though_the_original_reads(
-    systemd: FakeLevers, path: Path, setting: Setting
+    systemd: FakeLevers, setting: Setting
 ) -> None:
     """Behind the write that is under way, which holds the same lock or sits in the same queue."""
-    actuator = started(systemd, path)
+    actuator = started(systemd)
     systemd.stalled = True
     actuator.apply_settings((setting,))
     systemd.stalled = False
     done = len(systemd.jobs)
-    again = started(systemd, path)
+    again = started(systemd)
     assert len(again.levers.entries) == 1
     again.apply_settings(())
     assert len(systemd.jobs) == done + 1
     again.apply_settings(())
-    assert load(path) is None
+    assert load(systemd.ledger) is None
 
 
-def test_what_systemd_did_not_answer_is_not_settled(systemd: FakeLevers, path: Path) -> None:
-    actuator = started(systemd, path)
+def test_what_systemd_did_not_answer_is_not_settled(systemd: FakeLevers) -> None:
+    actuator = started(systemd)
     systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
     settle(actuator, pace(20_000_000))
     assert len(actuator.levers.entries) == 1
     systemd.write_errors.clear()
     lands(systemd, pace(20_000_000))
     settle(actuator)
-    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(systemd.ledger) is None
 
 
-def test_way_home_that_failed_settles_nothing(systemd: FakeLevers, path: Path) -> None:
-    actuator = started(systemd, path)
+def test_way_home_that_failed_settles_nothing(systemd: FakeLevers) -> None:
+    actuator = started(systemd)
     systemd.stalled = True
     actuator.apply_settings((NR,))  # and killed
     systemd.stalled = False
     name = "/sys/block/sda/queue/nr_requests"
     systemd.write_errors[name] = (errno.ENOENT, False)  # the child did not get to the queue
-    assert restore_from_ledger(systemd, path).status == "failed"
-    assert saved(path).levers[0].written == ("64", "8")
+    assert restore_from_ledger(systemd, systemd.ledger).status == "failed"
+    assert saved(systemd.ledger).levers[0].written == ("64", "8")
 
 
 @pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
 def test_own_child_that_hangs_is_remembered_when_all_is_taken_up_again(
-    systemd: FakeLevers, path: Path, setting: Setting
+    systemd: FakeLevers, setting: Setting
 ) -> None:
     """As after a lost lease: the ledger is read again, and the child of before still waits."""
     found = systemd.state()
-    actuator = started(systemd, path)
+    actuator = started(systemd)
     systemd.stalled = True
     actuator.apply_settings((setting,))
     actuator.start()
     systemd.release()
     settle(actuator)
-    assert systemd.state() == found and load(path) is None
+    assert systemd.state() == found and load(systemd.ledger) is None
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["asked in the loop", "asked for a child"])
 def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
-    plain: FakeLevers, path: Path, late: bool
+    plain: FakeLevers, late: bool
 ) -> None:
     """It is not the kernel that refused it."""
     refusing, asked = True, 0
@@ -179,7 +178,7 @@ def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
         if refusing and (not late or asked > 1):
             raise LeaseLost("the lease was called in")
 
-    actuator = Actuator(plain, path, "restore", permit)
+    actuator = Actuator(plain, plain.ledger, "restore", permit)
     actuator.start()
     (told,) = settle(actuator, NR)[:1]
     assert not told.ok and plain.queues["sda"]["nr_requests"] == 64
@@ -190,10 +189,10 @@ def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
 @pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
 @pytest.mark.parametrize("told", [False, True], ids=["late when it wakes", "refused before"])
 def test_what_was_late_while_all_stood_still_is_written_again_at_once(
-    systemd: FakeLevers, path: Path, setting: Setting, told: bool
+    systemd: FakeLevers, setting: Setting, told: bool
 ) -> None:
     """Stopped past its lease: the child had its time, this process had not."""
-    actuator = started(systemd, path)
+    actuator = started(systemd)
     systemd.stalled = True
     actuator.apply_settings((setting,))
     systemd.jobs[0].overdue = True
@@ -209,10 +208,8 @@ def test_what_was_late_while_all_stood_still_is_written_again_at_once(
     assert len(actuator.levers.entries) == 1
 
 
-def test_what_was_refused_before_the_lease_was_lost_is_tried_at_once(
-    systemd: FakeLevers, path: Path
-) -> None:
-    actuator = started(systemd, path)
+def test_what_was_refused_before_the_lease_was_lost_is_tried_at_once(systemd: FakeLevers) -> None:
+    actuator = started(systemd)
     systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
     settle(actuator, pace(20_000_000))
     systemd.write_errors.clear()
@@ -249,7 +246,7 @@ def no_task(run: Run) -> None:
 
 
 def test_a_shelf_of_disks_gets_along_with_the_tasks_of_a_unit(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 24 disks below one array all but some were refused, and at the end not restored."""
     few, disks = FewTasks(plain, MOST_AT_ONCE), [f"sd{x}" for x in "bcdefghijklmnopqrstuvwxy"]
@@ -261,7 +258,7 @@ def test_a_shelf_of_disks_gets_along_with_the_tasks_of_a_unit(
         Setting(LeverKind.QUEUE, disk, name, value)
         for disk in disks for name, value in (("nr_requests", 8), ("max_sectors_kb", 128))
     ]
-    actuator = started(plain, path)
+    actuator = started(plain)
     actions: List[Action] = []
     for _ in range(len(wishes)):
         actions += actuator.apply_settings(wishes)
@@ -271,4 +268,4 @@ def test_a_shelf_of_disks_gets_along_with_the_tasks_of_a_unit(
         str({"nr_requests": 8, "max_sectors_kb": 128})
     }
     assert all(action.ok for action in actuator.finish())
-    assert plain.state() == found and load(path) is None
+    assert plain.state() == found and load(plain.ledger) is None

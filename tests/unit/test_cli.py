@@ -165,25 +165,22 @@ def test_json_is_the_data_only_and_follows_the_schema(
         assert list(schema.problems(json.loads(out), schema.load(name))) == []
 
 
-@pytest.mark.parametrize(
-    "words, expected",
-    [
-        (["status"], "sync demand (1523 fsync/s)"),
-        (["devices"], "dm-0 (254:0)"),
-        (["why", "sda"], "decision sda-42"),
-        (["metrics"], "writebackd_build_info{version="),
-        (["verify"], "good: dirty_bytes 4194304"),
-        (["observe"], "mode: observe\n  dirty_ratio=20 (was 0)"),
-        (["enforce"], "mode: enforce"),
-        (["pin", "15M"], "pinned to 15M"),
-        (["release"], "released"), (["reset-stats"], "counters zeroed\n  metrics, and"),
-        (["restore"], "writebackd is running, mode: observe"),
-        (["policy", "list"], "default"),
-        (["policy", "show", "default"], "[limits]"),
-        (["policy", "show", "default", "--effective"], "[limits]"),
-        (["policy", "check", "default"], "default: good"),
-    ],
-)
+@pytest.mark.parametrize("words, expected", [
+    (["status"], "sync demand (1523 fsync/s)"),
+    (["devices"], "dm-0 (254:0)"),
+    (["why", "sda"], "decision sda-42"),
+    (["metrics"], "writebackd_build_info{version="),
+    (["verify"], "good: dirty_bytes 4194304"),
+    (["observe"], "mode: observe\n  dirty_ratio=20 (was 0)"),
+    (["enforce"], "mode: enforce"),
+    (["pin", "15M"], "pinned to 15M"),
+    (["release"], "released"), (["reset-stats"], "counters zeroed\n  metrics, and"),
+    (["restore"], "writebackd is running, mode: observe"),
+    (["policy", "list"], "default"),
+    (["policy", "show", "default"], "[limits]"),
+    (["policy", "show", "default", "--effective"], "[limits]"),
+    (["policy", "check", "default"], "default: good"),
+])  # fmt: skip
 def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> None:
     code, out, err = run(*words)
     assert (code, err) == (GOOD, "")
@@ -198,23 +195,20 @@ def test_colour_is_as_it_is_asked_for(daemon: FakeDaemon, run: Run, verb: str) -
     assert "\x1b[" not in run(verb, "--color=never")[1] + run(verb)[1]
 
 
-@pytest.mark.parametrize(
-    "words, sent",
-    [
-        (["why", "/dev/sda"], ("why", {"device": "/dev/sda"})),
-        (["why"], ("why", {})),
-        (["metrics"], ("metrics", {"format": "openmetrics"})),
-        (["metrics", "--format", "prometheus"], ("metrics", {"format": "prometheus"})),
-        (["observe"], ("mode", {"mode": "observe"})),
-        (["enforce"], ("mode", {"mode": "enforce"})),
-        (["restore"], ("mode", {"mode": "observe"})),
-        (["pin", "1.5M"], ("pin", {"bytes": 1_572_864})),
-        (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
-        (["pin", "15M", "--for", "10m"], ("pin", {"bytes": 15 << 20, "for_s": 600.0})),
-        (["pin", "15M", "--for", "1.5h"], ("pin", {"bytes": 15 << 20, "for_s": 5400.0})),
-        (["release"], ("release", {})), (["reset-stats"], ("reset-stats", {})),
-    ],
-)
+@pytest.mark.parametrize("words, sent", [
+    (["why", "/dev/sda"], ("why", {"device": "/dev/sda"})),
+    (["why"], ("why", {})),
+    (["metrics"], ("metrics", {"format": "openmetrics"})),
+    (["metrics", "--format", "prometheus"], ("metrics", {"format": "prometheus"})),
+    (["observe"], ("mode", {"mode": "observe"})),
+    (["enforce"], ("mode", {"mode": "enforce"})),
+    (["restore"], ("mode", {"mode": "observe"})),
+    (["pin", "1.5M"], ("pin", {"bytes": 1_572_864})),
+    (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
+    (["pin", "15M", "--for", "10m"], ("pin", {"bytes": 15 << 20, "for_s": 600.0})),
+    (["pin", "15M", "--for", "1.5h"], ("pin", {"bytes": 15 << 20, "for_s": 5400.0})),
+    (["release"], ("release", {})), (["reset-stats"], ("reset-stats", {})),
+])  # fmt: skip
 def test_what_is_asked(
     daemon: FakeDaemon, run: Run, words: List[str], sent: Tuple[str, Dict[str, Any]]
 ) -> None:
@@ -234,37 +228,34 @@ def test_without_a_daemon(run: Run, words: List[str]) -> None:
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "words, hint",
-    [
-        ([], "no verb: `writebackctl --help` lists them"),
-        (["statsu"], "argument VERB: invalid choice 'statsu': did you mean status?"),
-        (["zzz"], "argument VERB: invalid choice 'zzz': known are status, devices, why"),
-        (["metrics", "--format", "promethius"], "did you mean prometheus?"),
-        (["policy", "chekc"], "did you mean check?"),
-        (["policy"], "list|show|check|match"),
-        (["policy", "show", "no-such-policy"], "no-such-policy"),
-        (["status", "extra"], "unrecognized arguments: extra"),
-        (["status", "--watch", "0"], "takes 0.2 to 3600 seconds"),
-        (["pin"], "the following arguments are required: BYTES"),
-        (["pin", "15Q"], "units are B, K, M, G, T"),
-        (["pin", "much"], "write it like 15M"),
-        (["pin", "1.9M"], "1992294.4 bytes, not a whole number: write 1992295"),
-        (["pin", "0"], "above 0"),
-        (["pin", "15M", "--for", "soon"], "write it like 20ms, 5s, 2min or 1h"),
-        (["pin", "15M", "--for", "10"], "has no unit"),
-        (["pin", "15M", "--for", "0s"], "must be above 0"),
-        (["history", "--since", "yesterday"], "write it like 30m"),
-        (["history", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
-        (["alerts", "--limit", "0"], "argument --limit: must be above 0: '0'"),
-        (["top", "--interval", "fast"], "takes 0.2 to 3600 seconds, as a number"),
-        (["top", "--interval", "nan"], "takes 0.2 to 3600 seconds, as a number"),
-        (["top", "--frames", "1.5"], "invalid integer: '1.5'"),
-        (["trial", "--seed", "abc"], "argument --seed: invalid integer: 'abc'"),
-        (["why", "sda", "sdb"], "unrecognized arguments: sdb"),
-        (["why", "sdz"], "known devices: sda"),
-    ],
-)
+@pytest.mark.parametrize("words, hint", [
+    ([], "no verb: `writebackctl --help` lists them"),
+    (["statsu"], "argument VERB: invalid choice 'statsu': did you mean status?"),
+    (["zzz"], "argument VERB: invalid choice 'zzz': known are status, devices, why"),
+    (["metrics", "--format", "promethius"], "did you mean prometheus?"),
+    (["policy", "chekc"], "did you mean check?"),
+    (["policy"], "list|show|check|match"),
+    (["policy", "show", "no-such-policy"], "no-such-policy"),
+    (["status", "extra"], "unrecognized arguments: extra"),
+    (["status", "--watch", "0"], "takes 0.2 to 3600 seconds"),
+    (["pin"], "the following arguments are required: BYTES"),
+    (["pin", "15Q"], "units are B, K, M, G, T"),
+    (["pin", "much"], "write it like 15M"),
+    (["pin", "1.9M"], "1992294.4 bytes, not a whole number: write 1992295"),
+    (["pin", "0"], "above 0"),
+    (["pin", "15M", "--for", "soon"], "write it like 20ms, 5s, 2min or 1h"),
+    (["pin", "15M", "--for", "10"], "has no unit"),
+    (["pin", "15M", "--for", "0s"], "must be above 0"),
+    (["history", "--since", "yesterday"], "write it like 30m"),
+    (["history", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
+    (["alerts", "--limit", "0"], "argument --limit: must be above 0: '0'"),
+    (["top", "--interval", "fast"], "takes 0.2 to 3600 seconds, as a number"),
+    (["top", "--interval", "nan"], "takes 0.2 to 3600 seconds, as a number"),
+    (["top", "--frames", "1.5"], "invalid integer: '1.5'"),
+    (["trial", "--seed", "abc"], "argument --seed: invalid integer: 'abc'"),
+    (["why", "sda", "sdb"], "unrecognized arguments: sdb"),
+    (["why", "sdz"], "known devices: sda"),
+])  # fmt: skip
 def test_a_slip_is_one_line_that_says_what_to_do(
     daemon: FakeDaemon, run: Run, words: List[str], hint: str
 ) -> None:
@@ -614,14 +605,11 @@ def test_a_device_of_the_past_is_found_by_its_path_daemon_or_not(
     assert not answers or run("history", *where, "sda")[0] == GOOD
 
 
-@pytest.mark.parametrize(
-    "text, begin_s",
-    [
-        ("90s", 1e9 - 90), ("30m", 1e9 - 1800), ("30min", 1e9 - 1800), ("1.5h", 1e9 - 5400),
-        ("2d", 1e9 - 172_800), ("1w", 1e9 - 604_800),
-        ("1999-05-01 03:00", time.mktime((1999, 5, 1, 3, 0, 0, 0, 0, -1))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, begin_s", [
+    ("90s", 1e9 - 90), ("30m", 1e9 - 1800), ("30min", 1e9 - 1800), ("1.5h", 1e9 - 5400),
+    ("2d", 1e9 - 172_800), ("1w", 1e9 - 604_800),
+    ("1999-05-01 03:00", time.mktime((1999, 5, 1, 3, 0, 0, 0, 0, -1))),
+])  # fmt: skip
 def test_spans_and_dates_of_history(text: str, begin_s: float) -> None:
     assert span(argparse.Namespace(since=text, until=None), 1e9) == (begin_s, None)
     with pytest.raises(CommandError, match="is not after --since"):

@@ -65,15 +65,12 @@ def kept(path: Path, *ticks: Sequence[Alert]) -> None:
     assert history.close(5.0)
 
 
-@pytest.mark.parametrize(
-    "active, code, first",
-    [
-        ((), 0, "WRITEBACKD OK - no alerts | alerts=0;;;0 critical=0;;;0"),
-        ((FLOOD,), 1, "WRITEBACKD WARNING - COLLAPSE sda: syncs 12/s"),
-        ((FLOOD, replace(BLIND, severity=CRITICAL.severity)), 2,
-         "WRITEBACKD CRITICAL - 2 alerts, BLIND (critical): no data | alerts=2;;;0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("active, code, first", [
+    ((), 0, "WRITEBACKD OK - no alerts | alerts=0;;;0 critical=0;;;0"),
+    ((FLOOD,), 1, "WRITEBACKD WARNING - COLLAPSE sda: syncs 12/s"),
+    ((FLOOD, replace(BLIND, severity=CRITICAL.severity)), 2,
+     "WRITEBACKD CRITICAL - 2 alerts, BLIND (critical): no data | alerts=2;;;0"),
+])  # fmt: skip
 def test_check_is_a_nagios_plugin(
     daemon: Callable[..., None], alerts: Run, active: Tuple[Alert, ...], code: int, first: str
 ) -> None:
@@ -133,17 +130,14 @@ def test_a_slip_in_a_devices_name_is_no_all_clear(
     assert (code, err) == (GOOD, "") and "COLLAPSE on sdz" in out
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["alerts", "--check", "--devcie", "sda"], "unrecognized arguments: --devcie sda"),
-        (["alerts", "--check", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
-        (["alerts", "--check", "--device"], "argument --device: expected one argument"),
-        (["alert", "--check"], "did you mean alerts?"),
-        (["--check"], "arguments: --check"),
-        (["policy", "--check"], "list/show/check/match"),  # a bar would begin figures
-    ],
-)
+@pytest.mark.parametrize("words, said", [
+    (["alerts", "--check", "--devcie", "sda"], "unrecognized arguments: --devcie sda"),
+    (["alerts", "--check", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
+    (["alerts", "--check", "--device"], "argument --device: expected one argument"),
+    (["alert", "--check"], "did you mean alerts?"),
+    (["--check"], "arguments: --check"),
+    (["policy", "--check"], "list/show/check/match"),  # a bar would begin figures
+])  # fmt: skip
 def test_a_slip_in_a_check_is_unknown_and_not_critical(
     run: Run, words: List[str], said: str
 ) -> None:

@@ -175,13 +175,10 @@ def write(lever: str, value: str, pid: int) -> ForeignWrite:
 # ---- which of those that were seen it was -----------------------------------
 
 
-@pytest.mark.parametrize(
-    "value, seen",
-    [
-        ("40", "40"), ("40", " 40 \n"), ("40", "0x28"), ("40", "050"), ("40", "+40"),
-        ("0", "0"), ("0", "00"), ("103809024", "0x6300000"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value, seen", [
+    ("40", "40"), ("40", " 40 \n"), ("40", "0x28"), ("40", "050"), ("40", "+40"),
+    ("0", "0"), ("0", "00"), ("103809024", "0x6300000"),
+])  # fmt: skip
 def test_a_value_is_read_as_the_kernel_reads_it(value: str, seen: str) -> None:
     found = writer_of(ForeignWrite("dirty_ratio", value), [[write("dirty_ratio", seen, 5)]], OWN)
     assert found is not None and (found.pid, found.value) == (5, value)
@@ -231,16 +228,13 @@ def test_the_flusher_s_lever_is_the_sysctl() -> None:
 # ---- what the probe's queue holds -----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "raw, text",
-    [
-        (b"sysctl\0-w\0vm.dirty_ratio=40\0", "sysctl -w vm.dirty_ratio=40"),
-        (b"", None),
-        (b"a" * 128, "a" * 128 + "..."),
-        (b"x\ny\0-c\0/\x1b[2J\0echo 7\0", "x?y -c /?[2J ***"),
-        (b"caf\xc3\xa9\0/\xff\0", "caf\u00e9 /\ufffd"),
-    ],
-)
+@pytest.mark.parametrize("raw, text", [
+    (b"sysctl\0-w\0vm.dirty_ratio=40\0", "sysctl -w vm.dirty_ratio=40"),
+    (b"", None),
+    (b"a" * 128, "a" * 128 + "..."),
+    (b"x\ny\0-c\0/\x1b[2J\0echo 7\0", "x?y -c /?[2J ***"),
+    (b"caf\xc3\xa9\0/\xff\0", "caf\u00e9 /\ufffd"),
+])  # fmt: skip
 def test_command_line(raw: bytes, text: Optional[str]) -> None:
     assert command_line(raw.ljust(128, b"\0")) == text
 

@@ -79,65 +79,53 @@ def test_an_override_without_a_value_takes_the_line_out_of_its_note(
 # ---- tuned -------------------------------------------------------------------
 
 
-def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n",
-        base="[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
-    ) == [
-        ("warning", "vm.dirty_background_ratio=10", "/usr/lib/tuned/profiles/base/tuned.conf:5"),
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
+MINE, PARENT = "/etc/tuned/mine/tuned.conf", "/usr/lib/tuned/profiles/{}/tuned.conf"
+
+
+@pytest.mark.parametrize("text, name, parent, expected", [
+    # A profile beats what it includes, and takes out what it drops, by type.
+    ("[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n", "base",
+     "[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
+     [("vm.dirty_background_ratio=10", PARENT, 5), ("vm.dirty_ratio=5", MINE, 4)]),
+    ("[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n", "base",
+     "[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
+     [("vm.dirty_bytes=70000", PARENT, 5)]),
+    # It may include the one that it hides.
+    ("[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n", "mine",
+     "[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
+     [("vm.dirty_background_bytes=7", PARENT, 2), ("vm.dirty_ratio=5", MINE, 4)]),
+    # A section's type counts, and not its name.
+    ("[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
+     "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n", "base", "",
+     [("vm.dirty_bytes=10000", MINE, 3)]),
+])  # fmt: skip
+def test_a_profile_and_the_one_that_it_includes(
+    tmp_path: Path, text: str, name: str, parent: str, expected: List[Tuple[str, str, int]]
+) -> None:
+    assert tuned(tmp_path, text, **{name: parent}) == [
+        ("warning", setting, f"{file.format(name)}:{line}") for setting, file, line in expected
     ]
 
 
-def test_what_a_profile_drops_is_not_set(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[main]\ninclude=base\n[sysctl]\ndrop=vm.dirty_ratio, vm.x\n[vm]\ndrop=dirty_bytes\n",
-        base="[sysctl]\nvm.dirty_ratio=40\n[other]\ntype=vm\ndirty_bytes=70000\n",
-    ) == [("warning", "vm.dirty_bytes=70000", "/usr/lib/tuned/profiles/base/tuned.conf:5")]
-
-
-def test_a_profile_may_include_the_one_that_it_hides(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path, "[main]\ninclude=mine\n[vm]\ndirty_ratio=5\n",
-        mine="[vm]\ndirty_background_bytes=7\ndirty_bytes=70000\n",
-    ) == [
-        ("warning", "vm.dirty_background_bytes=7", "/usr/lib/tuned/profiles/mine/tuned.conf:2"),
-        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
-    ]
-
-
-def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
-    assert tuned(
-        tmp_path,
-        "[mine]\ntype=sysctl\nvm.dirty_bytes=10000\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
-        "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n",
-    ) == [("warning", "vm.dirty_bytes=10000", "/etc/tuned/mine/tuned.conf:3")]
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("[vm]\nenabled=false\ndirty_ratio=5\n", []),
-        ("[vm]\nenabled=yes\ndirty_ratio=5\n", []),  # no word for tuned
-        ("[main]\ninclude=base\n[vm]\nenabled=0\n", []),
-        ("[main]\ninclude=base\n[vm]\ndirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
-        ("[main]\ninclude=base\n[vm]\ntransparent_hugepages=never\n", ["vm.dirty_ratio=30"]),
-        ("[variables]\nhalf=15\n[sysctl]\nvm.dirty_ratio=${half}\n", ["vm.dirty_ratio=15"]),
-        ("[variables]\ninclude=/etc/x.conf\n[sysctl]\nvm.dirty_ratio=${x}\n", ["vm.dirty_ratio=7"]),
-        ("[script]\nscript=${i:PROFILE_DIR}/../tune\n", ["vm.dirty_ratio=7"]),
-        ("[script]\nscript=../tune\nenabled=0\n", []),
-        ('[sysctl]\nvm.dirty_ratio="15"\n', ["vm.dirty_ratio=15"]),
-        ("[sysctl]\n  vm/dirty_ratio = 15 # x\n", ["vm.dirty_ratio=15"]),
-        ("[vm]\ndirty_bytes=0\ndirty_ratio=101\n", []),  # refused
-        ("[vm]\ndirty_ratio=5\ndirty_bytes=300000000\n", ["vm.dirty_ratio=5"]),
-        ("[sysctl]\nvm.dirty_ratio=5\nvm.dirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
-        ("[main]\ninclude=-none\n", []),
-        ("[main]\ninclude=none\n", ["mine"]),
-        ("no section\n", ["mine"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, expected", [
+    ("[vm]\nenabled=false\ndirty_ratio=5\n", []),
+    ("[vm]\nenabled=yes\ndirty_ratio=5\n", []),  # no word for tuned
+    ("[main]\ninclude=base\n[vm]\nenabled=0\n", []),
+    ("[main]\ninclude=base\n[vm]\ndirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
+    ("[main]\ninclude=base\n[vm]\ntransparent_hugepages=never\n", ["vm.dirty_ratio=30"]),
+    ("[variables]\nhalf=15\n[sysctl]\nvm.dirty_ratio=${half}\n", ["vm.dirty_ratio=15"]),
+    ("[variables]\ninclude=/etc/x.conf\n[sysctl]\nvm.dirty_ratio=${x}\n", ["vm.dirty_ratio=7"]),
+    ("[script]\nscript=${i:PROFILE_DIR}/../tune\n", ["vm.dirty_ratio=7"]),
+    ("[script]\nscript=../tune\nenabled=0\n", []),
+    ('[sysctl]\nvm.dirty_ratio="15"\n', ["vm.dirty_ratio=15"]),
+    ("[sysctl]\n  vm/dirty_ratio = 15 # x\n", ["vm.dirty_ratio=15"]),
+    ("[vm]\ndirty_bytes=0\ndirty_ratio=101\n", []),  # refused
+    ("[vm]\ndirty_ratio=5\ndirty_bytes=300000000\n", ["vm.dirty_ratio=5"]),
+    ("[sysctl]\nvm.dirty_ratio=5\nvm.dirty_bytes=300000000\n", ["vm.dirty_bytes=300000000"]),
+    ("[main]\ninclude=-none\n", []),
+    ("[main]\ninclude=none\n", ["mine"]),
+    ("no section\n", ["mine"]),
+])  # fmt: skip
 def test_a_profile_is_read_as_tuned_reads_it(
     tmp_path: Path, text: str, expected: List[str]
 ) -> None:
@@ -162,16 +150,13 @@ def test_profile_dirs_and_the_profile_that_is_loaded_last_count(tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize(
-    "files, expected",
-    [
-        ({"/etc/tuned/active_profile": "gone\n"}, "cannot be read here"),
-        ({"/etc/tuned/active_profile": "one\n", "/etc/tuned/one/tuned.conf": "[vm]\n",
-          "/proc/900/cgroup": "0::/kubepods.slice/pod1/cri-containerd-1.scope\n"},
-         "runs in a container"),
-        ({"/etc/tuned/active_profile": "\n"}, None),  # tuned-adm off
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("files, expected", [
+    ({"/etc/tuned/active_profile": "gone\n"}, "cannot be read here"),
+    ({"/etc/tuned/active_profile": "one\n", "/etc/tuned/one/tuned.conf": "[vm]\n",
+      "/proc/900/cgroup": "0::/kubepods.slice/pod1/cri-containerd-1.scope\n"},
+     "runs in a container"),
+    ({"/etc/tuned/active_profile": "\n"}, None),  # tuned-adm off
+])  # fmt: skip
 def test_what_tuned_sets_may_be_unknown(
     tmp_path: Path, files: Dict[str, str], expected: Optional[str]
 ) -> None:
@@ -245,22 +230,19 @@ def test_a_glob_leaves_out_what_is_named(tmp_path: Path) -> None:
     }) == [("note", "vm.dirty_background_bytes=9000", "/etc/sysctl.d/a.conf:2")]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path, line, place",
-    [
-        ("/etc/rc.local", "/opt/tune &", "/opt/tune:2"),
-        ("/etc/crontab", "@reboot root sh /opt/tune >/dev/null", "/opt/tune:2"),
-        ("/usr/lib/systemd/system/a.service", "ExecStart=-/opt/tune", "/opt/tune:2"),
-        ("/etc/udev/rules.d/1.rules", 'PROGRAM=="/opt/tune %k"', "/opt/tune:2"),
-        ("/etc/rc.local", "/opt/binary; cat /opt/pipe", None),
-        ("/lib/systemd/system/rc-local.service", "ExecStart=/etc/rc.local start", None),
-        ("/etc/rc.local", "sysctl -qp /etc/x.conf", "/etc/x.conf:1"),
-        ("/etc/systemd/system/a.service", "ExecStart=sysctl --load=/etc/x.conf", "/etc/x.conf:1"),
-        ("/etc/rc.local", "sysctl -q -f /etc/x.conf", "/etc/x.conf:1"),
-        ("/etc/rc.local", "sysctl -p $FILE", None),
-        ("/etc/cron.d/a", "@reboot root sysctl -e -p", "/etc/sysctl.conf:1"),
-    ],
-)
+@pytest.mark.parametrize("path, line, place", [
+    ("/etc/rc.local", "/opt/tune &", "/opt/tune:2"),
+    ("/etc/crontab", "@reboot root sh /opt/tune >/dev/null", "/opt/tune:2"),
+    ("/usr/lib/systemd/system/a.service", "ExecStart=-/opt/tune", "/opt/tune:2"),
+    ("/etc/udev/rules.d/1.rules", 'PROGRAM=="/opt/tune %k"', "/opt/tune:2"),
+    ("/etc/rc.local", "/opt/binary; cat /opt/pipe", None),
+    ("/lib/systemd/system/rc-local.service", "ExecStart=/etc/rc.local start", None),
+    ("/etc/rc.local", "sysctl -qp /etc/x.conf", "/etc/x.conf:1"),
+    ("/etc/systemd/system/a.service", "ExecStart=sysctl --load=/etc/x.conf", "/etc/x.conf:1"),
+    ("/etc/rc.local", "sysctl -q -f /etc/x.conf", "/etc/x.conf:1"),
+    ("/etc/rc.local", "sysctl -p $FILE", None),
+    ("/etc/cron.d/a", "@reboot root sysctl -e -p", "/etc/sysctl.conf:1"),
+])  # fmt: skip
 def test_what_a_command_runs_or_loads_counts(
     tmp_path: Path, path: str, line: str, place: Optional[str]
 ) -> None:
@@ -344,60 +326,57 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
     assert find_conflicting_tools(root) == ()
 
 
-@pytest.mark.parametrize(
-    "path, line, setting",
-    [
-        ("/etc/rc.local", "echo 15728640 > /proc/sys/vm/dirty_bytes", "vm.dirty_bytes=15728640"),
-        ("/etc/rc.local", "sysctl -q -w vm.dirty_ratio=3 || true", "vm.dirty_ratio=3"),
-        ("/etc/rc.local", "# echo 15728640 > /proc/sys/vm/dirty_bytes", None),
-        ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
-        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9000",
-         "vm.dirty_bytes=9000"),
-        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9000", None),
-        (UDEV, 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
-        (UDEV, 'ATTR{bdi/max_ratio}=="1"', None),
-        (UDEV, '# ATTR{bdi/max_ratio}="1"', None),
-        (UDEV, 'ATTR{queue/scheduler}="none"', None),
-        (UDEV, 'SUBSYSTEM=="bdi", KERNEL=="0:*", ATTR{max_ratio}="1"', "bdi/max_ratio=1"),
-        (UDEV, 'SUBSYSTEM=="net", ATTR{max_ratio}="1"', None),
-        (UDEV, 'SYSCTL{vm.dirty_bytes}="0"', None),
-        (UDEV, 'RUN+="/bin/sh -c \\"echo 5 | tee /proc/sys/vm/dirty_ratio\\""',
-         "vm.dirty_ratio=5"),
-        (UDEV, 'SUBSYSTEM=="block", RUN+="/usr/local/bin/cap %k"', "udev"),  # not readable
-        (UDEV, 'SUBSYSTEM=="net", RUN+="/usr/local/bin/cap %k"', None),
-        ("/etc/rc.local", "echo $((5 * 1024)) > /proc/sys/vm/dirty_bytes",
-         "vm.dirty_bytes=$((5 * 1024))"),
-        ("/etc/tmpfiles.d/a.conf", "w- /sys/class/bdi/8:0/max_ratio - - - - 5", "bdi/max_ratio=5"),
-        ("/proc/cmdline", "quiet sysctl.vm.dirty_ratio=5 -- sysctl.vm.dirty_ratio=6", None),
-        ("/etc/sysctl.d/a.conf", "vm.dirty_bytes = 0", None),
-        ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 20 # x", "vm.dirty_ratio=20"),
-        ("/etc/sysconfig/sapconf", "DIRTY_BYTES=629145600", "vm.dirty_bytes=629145600"),
-        ("/etc/sysconfig/sapconf", "DIRTY_BG_BYTES=0", None),
-        ("/etc/cron.d/tune", "@reboot root /sbin/sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5"),
-        ("/etc/crontab", "#@reboot root sysctl -w vm.dirty_ratio=5", None),
-        ("/etc/cron.daily/tune.disabled", "echo 5 >/proc/sys/vm/dirty_ratio", None),
-        ("/etc/cron.d/tune", "@reboot root sysctl vm.dirty_ratio=999", None),
-        ("/etc/systemd/system/a.service", ";ExecStart=sysctl vm.dirty_ratio=5", None),
-        ("/etc/cron.daily/tune", "echo 5 >/proc/sys/vm/dirty_ratio", "vm.dirty_ratio=5"),
-        ("/var/spool/cron/tabs/root", "@reboot sysctl vm.dirty_ratio=5", "vm.dirty_ratio=5"),
-        ("/etc/local.d/a.start", "for b in /sys/class/bdi/*; do echo 1 > $b/max_ratio; done",
-         "bdi/max_ratio=1"),
-        ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 40%", None),
-        ("/etc/sysfs.conf", "block/sda/bdi/max_ratio = 5", "bdi/max_ratio=5"),
-        ("/etc/sysfs.conf", "devices/system/cpu/x = 5", None),
-        ("/var/lib/cloud/instance/user-data.txt", '- [sysctl, "-w", vm.dirty_ratio=5]',
-         "vm.dirty_ratio=5"),
-        ("/etc/rc.local", "exit 0\nsysctl -w vm.dirty_ratio=5", None),
-        ("/etc/systemd/system/tune.service", "ExecStart=sh -c 'sysctl vm.dirty_bytes=15728640'",
-         "vm.dirty_bytes=15728640"),
-        ("/etc/systemd/system/a.service", "ExecStart=/bin/cat /proc/sys/vm/dirty_bytes", None),
-        ("/etc/systemd/system/a.service.d/b.conf",
-         "ExecStart=sysctl \\\n# x\n vm.dirty_ratio=5", "vm.dirty_ratio=5"),
-        ("/etc/systemd/system/a.service", "ExecStart=sysctl \\\n;vm.dirty_ratio=5\n -a", None),
-        (UDEV, 'ATTR{x}="1", \\\nATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
-        ("/etc/laptop-mode/laptop-mode.conf", "ENABLE_LAPTOP_MODE_TOOLS=1", None),  # removed
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path, line, setting", [
+    ("/etc/rc.local", "echo 15728640 > /proc/sys/vm/dirty_bytes", "vm.dirty_bytes=15728640"),
+    ("/etc/rc.local", "sysctl -q -w vm.dirty_ratio=3 || true", "vm.dirty_ratio=3"),
+    ("/etc/rc.local", "# echo 15728640 > /proc/sys/vm/dirty_bytes", None),
+    ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
+    ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9000",
+     "vm.dirty_bytes=9000"),
+    ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9000", None),
+    (UDEV, 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
+    (UDEV, 'ATTR{bdi/max_ratio}=="1"', None),
+    (UDEV, '# ATTR{bdi/max_ratio}="1"', None),
+    (UDEV, 'ATTR{queue/scheduler}="none"', None),
+    (UDEV, 'SUBSYSTEM=="bdi", KERNEL=="0:*", ATTR{max_ratio}="1"', "bdi/max_ratio=1"),
+    (UDEV, 'SUBSYSTEM=="net", ATTR{max_ratio}="1"', None),
+    (UDEV, 'SYSCTL{vm.dirty_bytes}="0"', None),
+    (UDEV, 'RUN+="/bin/sh -c \\"echo 5 | tee /proc/sys/vm/dirty_ratio\\""',
+     "vm.dirty_ratio=5"),
+    (UDEV, 'SUBSYSTEM=="block", RUN+="/usr/local/bin/cap %k"', "udev"),  # not readable
+    (UDEV, 'SUBSYSTEM=="net", RUN+="/usr/local/bin/cap %k"', None),
+    ("/etc/rc.local", "echo $((5 * 1024)) > /proc/sys/vm/dirty_bytes",
+     "vm.dirty_bytes=$((5 * 1024))"),
+    ("/etc/tmpfiles.d/a.conf", "w- /sys/class/bdi/8:0/max_ratio - - - - 5", "bdi/max_ratio=5"),
+    ("/proc/cmdline", "quiet sysctl.vm.dirty_ratio=5 -- sysctl.vm.dirty_ratio=6", None),
+    ("/etc/sysctl.d/a.conf", "vm.dirty_bytes = 0", None),
+    ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 20 # x", "vm.dirty_ratio=20"),
+    ("/etc/sysconfig/sapconf", "DIRTY_BYTES=629145600", "vm.dirty_bytes=629145600"),
+    ("/etc/sysconfig/sapconf", "DIRTY_BG_BYTES=0", None),
+    ("/etc/cron.d/tune", "@reboot root /sbin/sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+    ("/etc/crontab", "#@reboot root sysctl -w vm.dirty_ratio=5", None),
+    ("/etc/cron.daily/tune.disabled", "echo 5 >/proc/sys/vm/dirty_ratio", None),
+    ("/etc/cron.d/tune", "@reboot root sysctl vm.dirty_ratio=999", None),
+    ("/etc/systemd/system/a.service", ";ExecStart=sysctl vm.dirty_ratio=5", None),
+    ("/etc/cron.daily/tune", "echo 5 >/proc/sys/vm/dirty_ratio", "vm.dirty_ratio=5"),
+    ("/var/spool/cron/tabs/root", "@reboot sysctl vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+    ("/etc/local.d/a.start", "for b in /sys/class/bdi/*; do echo 1 > $b/max_ratio; done",
+     "bdi/max_ratio=1"),
+    ("/etc/sysctl.d/a.conf", "vm.dirty_ratio = 40%", None),
+    ("/etc/sysfs.conf", "block/sda/bdi/max_ratio = 5", "bdi/max_ratio=5"),
+    ("/etc/sysfs.conf", "devices/system/cpu/x = 5", None),
+    ("/var/lib/cloud/instance/user-data.txt", '- [sysctl, "-w", vm.dirty_ratio=5]',
+     "vm.dirty_ratio=5"),
+    ("/etc/rc.local", "exit 0\nsysctl -w vm.dirty_ratio=5", None),
+    ("/etc/systemd/system/tune.service", "ExecStart=sh -c 'sysctl vm.dirty_bytes=15728640'",
+     "vm.dirty_bytes=15728640"),
+    ("/etc/systemd/system/a.service", "ExecStart=/bin/cat /proc/sys/vm/dirty_bytes", None),
+    ("/etc/systemd/system/a.service.d/b.conf",
+     "ExecStart=sysctl \\\n# x\n vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+    ("/etc/systemd/system/a.service", "ExecStart=sysctl \\\n;vm.dirty_ratio=5\n -a", None),
+    (UDEV, 'ATTR{x}="1", \\\nATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
+    ("/etc/laptop-mode/laptop-mode.conf", "ENABLE_LAPTOP_MODE_TOOLS=1", None),  # removed
+])  # fmt: skip
 def test_other_files_that_set_levers(
     tmp_path: Path, path: str, line: str, setting: "str | None"
 ) -> None:

@@ -91,25 +91,22 @@ def test_a_request_may_come_in_pieces(loop: Loop) -> None:
         assert json.loads(read_all(sock))["ok"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\n",
-        b"status\n",
-        b"[]\n",
-        b"null\n",
-        b'"status"\n',
-        b"{}\n",
-        b'{"verb": 1}\n',
-        b'{"verb": null, "args": {}}\n',
-        b'{"verb": "status", "args": []}\n',
-        b'{"verb": "status"\n',
-        b'{"verb": "sta\xff\xfetus"}\n',
-        b"[" * 4000 + b"\n",  # deeper than the parser's recursion limit
-        b'{"verb": "x", "args": {"n": ' + b"9" * 4040 + b"}\n",
-        b"\x00" * 100 + b"\n",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    b"\n",
+    b"status\n",
+    b"[]\n",
+    b"null\n",
+    b'"status"\n',
+    b"{}\n",
+    b'{"verb": 1}\n',
+    b'{"verb": null, "args": {}}\n',
+    b'{"verb": "status", "args": []}\n',
+    b'{"verb": "status"\n',
+    b'{"verb": "sta\xff\xfetus"}\n',
+    b"[" * 4000 + b"\n",  # deeper than the parser's recursion limit
+    b'{"verb": "x", "args": {"n": ' + b"9" * 4040 + b"}\n",
+    b"\x00" * 100 + b"\n",
+])  # fmt: skip
 def test_garbage_is_refused_in_words(loop: Loop, line: bytes) -> None:
     answer = ask(loop, line)
     assert answer["ok"] is False
@@ -132,13 +129,10 @@ def test_random_bytes_never_disturb_the_server(loop: Loop) -> None:
     assert ask(loop, b'{"verb": "status"}\n')["ok"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"x" * (MAX_REQUEST + 1),
-        b'{"verb": "status", "args": {"a": "' + b"x" * MAX_REQUEST + b'"}}\n',
-    ],
-)
+@pytest.mark.parametrize("line", [
+    b"x" * (MAX_REQUEST + 1),
+    b'{"verb": "status", "args": {"a": "' + b"x" * MAX_REQUEST + b'"}}\n',
+])  # fmt: skip
 def test_an_oversized_request_is_refused(loop: Loop, line: bytes) -> None:
     answer = ask(loop, line)
     assert answer == {"ok": False, "error": "request longer than 4096 bytes", "exit": 2}
@@ -151,14 +145,11 @@ def test_the_longest_request_allowed_is_answered(loop: Loop) -> None:
     assert ask(loop, line + b"\n")["ok"]
 
 
-@pytest.mark.parametrize(
-    "verb, exit_code, words",
-    [
-        ("refuse", 2, "no such device: try sda"),
-        ("crash", 1, "writebackd could not answer: see its log"),
-        ("nan", 1, "writebackd could not answer: see its log"),
-    ],
-)
+@pytest.mark.parametrize("verb, exit_code, words", [
+    ("refuse", 2, "no such device: try sda"),
+    ("crash", 1, "writebackd could not answer: see its log"),
+    ("nan", 1, "writebackd could not answer: see its log"),
+])  # fmt: skip
 def test_errors_reach_the_client_and_the_server_lives(
     loop: Loop, verb: str, exit_code: int, words: str
 ) -> None:

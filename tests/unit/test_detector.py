@@ -76,16 +76,13 @@ def test_a_rotating_disk_that_was_idle_has_time_to_spin_up_for_an_fsync(
     assert host.until(20, **HANGS) == expected
 
 
-@pytest.mark.parametrize(
-    "quiet",
-    [
-        {"completed": False},  # nobody wants anything
-        {"completed": False, "inflight": 1, "flushes": 1},
-        {"completed": False, "inflight": 1, "others": 1},  # fstrim
-        {"completed": False, "inflight": 1, "flood": 4096},
-        {"completed": False, "inflight": 1, "excluded": "by policy"},
-    ],
-)
+@pytest.mark.parametrize("quiet", [
+    {"completed": False},  # nobody wants anything
+    {"completed": False, "inflight": 1, "flushes": 1},
+    {"completed": False, "inflight": 1, "others": 1},  # fstrim
+    {"completed": False, "inflight": 1, "flood": 4096},
+    {"completed": False, "inflight": 1, "excluded": "by policy"},
+])  # fmt: skip
 def test_no_demand_or_any_completion_is_no_stall(quiet: Mapping[str, Any]) -> None:
     Watched().usual().usual(30, **quiet)
 
@@ -157,15 +154,12 @@ def test_who_commits_is_not_blamed_for_whole_folios() -> None:
     assert [each.comm for each in host.alerts[0].culprits] == ["dd"]
 
 
-@pytest.mark.parametrize(
-    "tasks, named",
-    [
-        ((replace(DD, dirtied_bytes=30 * MB),), ["dd"]),
-        # dd oflag=dsync
-        ((replace(DD, dirtied_bytes=30 * MB, synced=True),), ["dd"]),
-        ((), []),  # oflag=direct, which dirties nothing
-    ],
-)
+@pytest.mark.parametrize("tasks, named", [
+    ((replace(DD, dirtied_bytes=30 * MB),), ["dd"]),
+    # dd oflag=dsync
+    ((replace(DD, dirtied_bytes=30 * MB, synced=True),), ["dd"]),
+    ((), []),  # oflag=direct, which dirties nothing
+])  # fmt: skip
 def test_what_others_write_makes_no_commit_larger(
     tasks: Tuple[TaskSample, ...], named: List[str]
 ) -> None:
@@ -226,13 +220,10 @@ def test_direct_io_of_this_host_is_no_neighbour() -> None:
     assert (host.alerts[0].cause, host.alerts[0].culprits) == (Cause.FLOOD, ())
 
 
-@pytest.mark.parametrize(
-    "core, said",
-    [
-        (remembered(yielded="tuned set dirty_bytes=1"), "another process set the limits"),
-        (remembered(pin_bytes=1 << 30), "pinned to 1.0G"),
-    ],
-)
+@pytest.mark.parametrize("core, said", [
+    (remembered(yielded="tuned set dirty_bytes=1"), "another process set the limits"),
+    (remembered(pin_bytes=1 << 30), "pinned to 1.0G"),
+])  # fmt: skip
 def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> None:
     host = Watched(core=core).usual()
     assert host.until(15, **STARVED) == 8
@@ -240,16 +231,13 @@ def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> 
     assert said in host.alerts[0].done and " under the limit of " in host.alerts[0].summary
 
 
-@pytest.mark.parametrize(
-    "differs",
-    [
-        {"syncs": 5},  # the load has ended
-        {"syncs": 5, "waiting": 1},
-        {"syncs": 900, "latency_s": 1.5e-3},  # slower, and nearly as many
-        {"syncs": 100, "latency_s": 4e-3, "waiting": 1},  # within the objective
-        {"syncs": 20, "latency_s": 50e-3, "sync_bytes": 4 * MB, "waiting": 1},  # larger
-    ],
-)
+@pytest.mark.parametrize("differs", [
+    {"syncs": 5},  # the load has ended
+    {"syncs": 5, "waiting": 1},
+    {"syncs": 900, "latency_s": 1.5e-3},  # slower, and nearly as many
+    {"syncs": 100, "latency_s": 4e-3, "waiting": 1},  # within the objective
+    {"syncs": 20, "latency_s": 50e-3, "sync_bytes": 4 * MB, "waiting": 1},  # larger
+])  # fmt: skip
 def test_fewer_syncs_are_no_collapse_by_themselves(differs: Mapping[str, Any]) -> None:
     Watched().usual().usual(60, **differs)
 
@@ -336,14 +324,11 @@ def test_what_was_fast_before_the_trouble_within_its_first_tick_is_no_evidence()
     assert capped.alerts[0].cause is Cause.CAP
 
 
-@pytest.mark.parametrize(
-    "operations, inflight, even",
-    [
-        ((60, 60, 62, 60, 58), 4, True),  # each waits for those ahead of it: 18 to 72 ms
-        ((60, 60, 62, 60, 58), 1, False),
-        ((60, 66, 58, 63, 57), 4, False),  # seeks
-    ],
-)
+@pytest.mark.parametrize("operations, inflight, even", [
+    ((60, 60, 62, 60, 58), 4, True),  # each waits for those ahead of it: 18 to 72 ms
+    ((60, 60, 62, 60, 58), 1, False),
+    ((60, 66, 58, 63, 57), 4, False),  # seeks
+])  # fmt: skip
 def test_those_that_queue_for_turns_wait_one_after_the_other(
     operations: Tuple[int, ...], inflight: int, even: bool
 ) -> None:
@@ -436,16 +421,13 @@ def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "other, cause, told",
-    [
-        # A volume on the same disk.
-        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.NEIGHBOUR, False),
-        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.DEVICE, True),
-        (SDB, Cause.NEIGHBOUR, True),  # of the same driver
-        (SDB, Cause.DEVICE, True),
-    ],
-)
+@pytest.mark.parametrize("other, cause, told", [
+    # A volume on the same disk.
+    (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.NEIGHBOUR, False),
+    (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.DEVICE, True),
+    (SDB, Cause.NEIGHBOUR, True),  # of the same driver
+    (SDB, Cause.DEVICE, True),
+])  # fmt: skip
 def test_a_lost_cache_explains_a_collapse_on_the_same_disk_and_on_no_other(
     other: Device, cause: Cause, told: bool
 ) -> None:

@@ -244,13 +244,10 @@ def test_another_programs_database_is_set_aside(tmp_path: Path) -> None:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]
 
 
-@pytest.mark.parametrize(
-    "column, value",
-    [
-        ("latency", "12:x"), ("latency", "500:1"), ("latency", b"\xff"), ("span_s", 0.0),
-        ("wall_s", 1e300), ("write_rate", "much"), ("limit_bytes", None), ("drain_rate", -1.0),
-    ],
-)
+@pytest.mark.parametrize("column, value", [
+    ("latency", "12:x"), ("latency", "500:1"), ("latency", b"\xff"), ("span_s", 0.0),
+    ("wall_s", 1e300), ("write_rate", "much"), ("limit_bytes", None), ("drain_rate", -1.0),
+])  # fmt: skip
 def test_a_damaged_row_is_left_out(tmp_path: Path, column: str, value: object) -> None:
     path = written(tmp_path / "history.db", [row(0), row(10)])
     with sqlite3.connect(str(path)) as database:

@@ -584,16 +584,12 @@ def test_under_a_cap_the_law_judges_the_cap_and_not_the_global_limit() -> None:
 # ---- hurry -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "first,hurry",
-    [
-        (database(), True),
-        (database(flooded=False), False),
-        (database(demand=False), False),
-        (database(demand=False, flooded=False), False),
-    ],
-    ids=["flood-and-demand", "demand", "flood", "neither"],
-)
+@pytest.mark.parametrize("first,hurry", [
+    (database(), True),
+    (database(flooded=False), False),
+    (database(demand=False), False),
+    (database(demand=False, flooded=False), False),
+], ids=["flood-and-demand", "demand", "flood", "neither"])  # fmt: skip
 def test_it_looks_again_sooner_while_somebody_waits_behind_a_flood(
     first: Estimate, hurry: bool
 ) -> None:

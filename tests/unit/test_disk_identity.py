@@ -29,27 +29,24 @@ def vpd(tree: FakeSysfs, disk: str, serial: str) -> None:
     tree.text(f"/sys/block/{disk}/device/vpd_pg80", f"\0\x7f\0{chr(len(serial))}{serial}   ")
 
 
-@pytest.mark.parametrize(
-    "name, devno, place, says, identity",
-    [
-        # By its wwid, with both cache modes.
-        ("sda", "8:0", RAID,
-         {"device__wwid": WWID, "device__model": "PERC H730P Mini",
-          "device__scsi_disk__2:2:0:0__cache_type": "write back, no read (daft)"},
-         f"{WWID}, cache write back / write back, no read (daft)"),
-        ("nvme0n1", "259:0", NVME,
-         {"wwid": "eui.0025385b71b00d1f", "device__serial": "S5GX",
-          "queue__write_cache": "write through"},
-         "eui.0025385b71b00d1f, cache write through"),
-        ("loop0", "7:0", VIRTUAL, {"loop__backing_file": "/srv/a b.img", "loop__offset": "0"},
-         "file /srv/a b.img at 0 of 2048, cache write back"),
-        ("sda", "8:0", SATA, {"device__vendor": "ATA", "device__model": "QEMU HARDDISK"},
-         "ATA QEMU HARDDISK of 2048, cache write back"),
-        ("nbd0", "43:0", VIRTUAL, {}, None),
-        # A read of it waits behind the disk's queue.
-        ("vda", "254:0", VIRTIO, {"serial": "vol-0a1b"}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, devno, place, says, identity", [
+    # By its wwid, with both cache modes.
+    ("sda", "8:0", RAID,
+     {"device__wwid": WWID, "device__model": "PERC H730P Mini",
+      "device__scsi_disk__2:2:0:0__cache_type": "write back, no read (daft)"},
+     f"{WWID}, cache write back / write back, no read (daft)"),
+    ("nvme0n1", "259:0", NVME,
+     {"wwid": "eui.0025385b71b00d1f", "device__serial": "S5GX",
+      "queue__write_cache": "write through"},
+     "eui.0025385b71b00d1f, cache write through"),
+    ("loop0", "7:0", VIRTUAL, {"loop__backing_file": "/srv/a b.img", "loop__offset": "0"},
+     "file /srv/a b.img at 0 of 2048, cache write back"),
+    ("sda", "8:0", SATA, {"device__vendor": "ATA", "device__model": "QEMU HARDDISK"},
+     "ATA QEMU HARDDISK of 2048, cache write back"),
+    ("nbd0", "43:0", VIRTUAL, {}, None),
+    # A read of it waits behind the disk's queue.
+    ("vda", "254:0", VIRTIO, {"serial": "vol-0a1b"}, None),
+])  # fmt: skip
 def test_a_disk_is_what_it_says_of_itself(
     tree: FakeSysfs, name: str, devno: str, place: str, says: Dict[str, str],
     identity: Optional[str],

@@ -40,15 +40,12 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "tail, counted",
-    [
-        (COMMON, {}),  # until 4.17
-        (f"{COMMON} {DISCARDS}", {"discards": 1201}),  # 4.18
-        (f"{COMMON} {DISCARDS} {FLUSHES}", {"discards": 1201, "flushes": 1601}),  # 5.5
-        (f"{COMMON} {DISCARDS} {FLUSHES} 7 8", {"discards": 1201, "flushes": 1601}),  # one day
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("tail, counted", [
+    (COMMON, {}),  # until 4.17
+    (f"{COMMON} {DISCARDS}", {"discards": 1201}),  # 4.18
+    (f"{COMMON} {DISCARDS} {FLUSHES}", {"discards": 1201, "flushes": 1601}),  # 5.5
+    (f"{COMMON} {DISCARDS} {FLUSHES} 7 8", {"discards": 1201, "flushes": 1601}),  # one day
+])  # fmt: skip
 def test_every_length_of_line(tree: Tree, tail: str, counted: Dict[str, int]) -> None:
     tree.write(f"   8       0 sda {tail}")
     common = stats(
@@ -59,18 +56,15 @@ def test_every_length_of_line(tree: Tree, tail: str, counted: Dict[str, int]) ->
     assert tree.reader.skipped == 0
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "8 1 sda1 1 2 3 4",  # partitions before 2.6.25
-        f"8 x sda {COMMON}",
-        f"8 1 sda {COMMON.replace('501', '5O1')}",
-        f"8 1 sda {COMMON.replace('501', '-501')}",
-        f"8 1 sda {COMMON.replace('501', '9' * 400)}",  # larger than any float
-        "garbage",
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "8 1 sda1 1 2 3 4",  # partitions before 2.6.25
+    f"8 x sda {COMMON}",
+    f"8 1 sda {COMMON.replace('501', '5O1')}",
+    f"8 1 sda {COMMON.replace('501', '-501')}",
+    f"8 1 sda {COMMON.replace('501', '9' * 400)}",  # larger than any float
+    "garbage",
+    "\udcff",
+])  # fmt: skip
 def test_bad_lines_are_counted_and_the_others_kept(tree: Tree, line: str) -> None:
     tree.write(f"8 0 sda {COMMON}", line, f"253 0 dm-0 {COMMON}")
     assert list(tree.reader.read()) == ["8:0", "253:0"]
@@ -106,40 +100,37 @@ def test_only_what_is_wanted_is_read(tree: Tree) -> None:
 WRAP32, WRAP64 = 1 << 32, 1 << 64
 
 
-@pytest.mark.parametrize(
-    "prev, cur, wrap, expected",
-    [
-        pytest.param(
-            stats(reads=5, write_bytes=512, inflight=7),
-            stats(reads=9, write_bytes=1536, inflight=2), WRAP64,
-            stats(reads=4, write_bytes=1024, inflight=2),
-            id="growth, and a level that is no counter",
-        ),
-        pytest.param(
-            stats(discards=5, flushes=1), stats(discards=9, flushes=3), WRAP64,
-            stats(discards=4, flushes=2), id="discards and flushes",
-        ),
-        pytest.param(
-            stats(io_ms=WRAP32 - 400), stats(io_ms=600), WRAP64, stats(io_ms=1000),
-            id="times wrap after 49.7 days on 64-bit kernels too",
-        ),
-        pytest.param(
-            stats(io_ms=1000, writes=5), stats(io_ms=999, writes=6), WRAP64,
-            stats(io_ms=0, writes=1), id="a time that steps back is no wrap",
-        ),
-        pytest.param(
-            stats(writes=WRAP32 - 1, write_bytes=(WRAP32 - 8) * 512),
-            stats(writes=1, write_bytes=8 * 512), WRAP32,
-            stats(writes=2, write_bytes=16 * 512), id="counts wrap on a 32-bit kernel",
-        ),
-        pytest.param(stats(writes=WRAP32 - 1), stats(writes=1, inflight=3), WRAP64,
-                     stats(inflight=3), id="but not on a 64-bit one"),
-        pytest.param(stats(writes=1000), stats(writes=3), WRAP64, stats(), id="reborn, 64 bit"),
-        pytest.param(stats(writes=1000), stats(writes=3), WRAP32, stats(), id="reborn, 32 bit"),
-        pytest.param(stats(writes=1, write_bytes=5120), stats(writes=2), WRAP64, stats(),
-                     id="only bytes show it"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("prev, cur, wrap, expected", [
+    pytest.param(
+        stats(reads=5, write_bytes=512, inflight=7),
+        stats(reads=9, write_bytes=1536, inflight=2), WRAP64,
+        stats(reads=4, write_bytes=1024, inflight=2),
+        id="growth, and a level that is no counter",
+    ),
+    pytest.param(
+        stats(discards=5, flushes=1), stats(discards=9, flushes=3), WRAP64,
+        stats(discards=4, flushes=2), id="discards and flushes",
+    ),
+    pytest.param(
+        stats(io_ms=WRAP32 - 400), stats(io_ms=600), WRAP64, stats(io_ms=1000),
+        id="times wrap after 49.7 days on 64-bit kernels too",
+    ),
+    pytest.param(
+        stats(io_ms=1000, writes=5), stats(io_ms=999, writes=6), WRAP64,
+        stats(io_ms=0, writes=1), id="a time that steps back is no wrap",
+    ),
+    pytest.param(
+        stats(writes=WRAP32 - 1, write_bytes=(WRAP32 - 8) * 512),
+        stats(writes=1, write_bytes=8 * 512), WRAP32,
+        stats(writes=2, write_bytes=16 * 512), id="counts wrap on a 32-bit kernel",
+    ),
+    pytest.param(stats(writes=WRAP32 - 1), stats(writes=1, inflight=3), WRAP64,
+                 stats(inflight=3), id="but not on a 64-bit one"),
+    pytest.param(stats(writes=1000), stats(writes=3), WRAP64, stats(), id="reborn, 64 bit"),
+    pytest.param(stats(writes=1000), stats(writes=3), WRAP32, stats(), id="reborn, 32 bit"),
+    pytest.param(stats(writes=1, write_bytes=5120), stats(writes=2), WRAP64, stats(),
+                 id="only bytes show it"),
+])  # fmt: skip
 def test_delta(prev: DiskStats, cur: DiskStats, wrap: int, expected: DiskStats) -> None:
     assert delta(prev, cur, wrap) == expected
 

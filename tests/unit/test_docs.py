@@ -128,14 +128,11 @@ def test_the_pictures_can_be_drawn_and_read_on_a_dark_page_as_well(
         assert "prefers-color-scheme: dark" in (tmp_path / name).read_text()
 
 
-@pytest.mark.parametrize(
-    "page, kinds",
-    [
-        ("alerts.md", [AlertName, Cause]),
-        ("decisions.md", [DeviceState, Rule]),
-        ("levers.md", [LeverKind]),
-    ],
-)
+@pytest.mark.parametrize("page, kinds", [
+    ("alerts.md", [AlertName, Cause]),
+    ("decisions.md", [DeviceState, Rule]),
+    ("levers.md", [LeverKind]),
+])  # fmt: skip
 def test_the_reference_has_every_word(page: str, kinds: Iterable[Type[Enum]]) -> None:
     text = (reference.PLACE / page).read_text()
     missing = [each.value for kind in kinds for each in kind if f"`{each.value}`" not in text]

@@ -44,13 +44,10 @@ def texts(findings: List[Tuple[str, str]], level: str) -> str:
     return "\n".join(text for each, text in findings if each == level)
 
 
-@pytest.mark.parametrize(
-    "release, level",
-    [
-        ("6.18.1-amd64", "good"), ("5.10.0-32-amd64", "good"), ("6.1", "good"),
-        ("5.4.0-1", "warning"), ("4.19.0", "warning"), ("7.0-rc1", "good"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("release, level", [
+    ("6.18.1-amd64", "good"), ("5.10.0-32-amd64", "good"), ("6.1", "good"),
+    ("5.4.0-1", "warning"), ("4.19.0", "warning"), ("7.0-rc1", "good"),
+])  # fmt: skip
 def test_kernel_version(tmp_path: Path, release: str, level: str) -> None:
     findings = list(doctor_checks.kernel(host(tmp_path, {}), release))
     assert f"Linux {release}" in texts(findings, level)

@@ -44,7 +44,8 @@ while [ ! -e {here}/go ]; do sleep 0.02; done
 class Daemon(Served):
     """sda is drained, 10 MiB at each look; `fill` is of its write cache, and `said` bytes in it."""
 
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, here: Path, run: "Run") -> None:
+        self.here, self.run = here, run
         self.shown: Snapshot = samples.idle()
         self.orders: List[Dict[str, Any]] = []
         self.looks = 0
@@ -54,7 +55,7 @@ class Daemon(Served):
         self.said: "Tuple[Backing, ...]" = ()
         self.lines: List[str] = []  # what keeps the drain from the limits
         self.vanishes = False  # sda does, after the first look
-        super().__init__(runtime_dir, self.handle)
+        super().__init__(here, self.handle)
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Any:
         if verb == "drain":
@@ -93,6 +94,15 @@ class Daemon(Served):
     def named(self) -> List[str]:
         return [str(each["order"]) for each in self.orders]
 
+    def json(self, *words: str) -> Tuple[int, Dict[str, Any]]:
+        """The exit code, and the answer as data."""
+        code, out, _ = self.run("--json", *words)
+        return code, answer(out)
+
+    def called(self) -> List[str]:
+        """With what sync and blockdev were, sorted."""
+        return sorted((self.here / "called").read_text().splitlines())
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -111,20 +121,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def daemon(here: Path) -> Iterator[Daemon]:
-    daemon = Daemon(here)
-    yield daemon
-    (here / "go").touch()
-    daemon.stop()
-
-
 Run = Callable[..., Tuple[int, str, str]]
-
-
-def called(here: Path) -> List[str]:
-    """With what sync and blockdev were, sorted."""
-    return sorted((here / "called").read_text().splitlines())
 
 
 def nodes_of_sda(here: Path) -> List[str]:
@@ -146,35 +143,45 @@ def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
+@pytest.fixture
+def daemon(here: Path, run: Run) -> Iterator[Daemon]:
+    daemon = Daemon(here, run)
+    yield daemon
+    (here / "go").touch()
+    daemon.stop()
+
+
+@pytest.fixture
+def ready(daemon: Daemon) -> Daemon:
+    """The sync of this one ends at once."""
+    (daemon.here / "go").touch()
+    return daemon
+
+
 def answer(out: str) -> Dict[str, Any]:
     found: Dict[str, Any] = json.loads(out)
     assert list(schema.problems(found, schema.load("drain"))) == []
     return found
 
 
-def test_each_filesystem_of_the_devices_is_synced_and_the_limits_released(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    (here / "go").touch()
-    code, out, err = run("sda", "--json")
+def test_each_filesystem_of_the_devices_is_synced_and_the_limits_released(ready: Daemon) -> None:
+    code, out, err = ready.run("sda", "--json")
     assert (code, err) == (0, "")
-    assert [line for line in called(here) if line] == ["-f -- /", "-f -- /var/lib/postgresql"]
-    assert daemon.orders[0] == {"order": "start", "devices": ["sda"]}
-    assert daemon.named[1] == "renew" and daemon.named[-1] == "end"
-    assert all(each["number"] == NUMBER for each in daemon.orders[1:])
+    assert [line for line in ready.called() if line] == ["-f -- /", "-f -- /var/lib/postgresql"]
+    assert ready.orders[0] == {"order": "start", "devices": ["sda"]}
+    assert ready.named[1] == "renew" and ready.named[-1] == "end"
+    assert all(each["number"] == NUMBER for each in ready.orders[1:])
     found = answer(out)
     assert found["clean"] and found["page_cache_written"] and not found["held"]
     # What the counter said at the first look was written before.
-    written = (daemon.looks - 1) * 10 * MIB
+    written = (ready.looks - 1) * 10 * MIB
     assert found["written_bytes"] == found["devices"][0]["written_bytes"] == written > 0
 
 
-def test_it_lasts_as_long_as_sync_does_and_shows_a_line_now_and_then(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    timer = threading.Timer(0.3, (here / "go").touch)
+def test_it_lasts_as_long_as_sync_does_and_shows_a_line_now_and_then(daemon: Daemon) -> None:
+    timer = threading.Timer(0.3, (daemon.here / "go").touch)
     timer.start()
-    code, out, _ = run()
+    code, out, _ = daemon.run()
     timer.join()
     assert code == 0
     assert out.startswith("drain of sda; Ctrl-C ends it\n") and "\x1b" not in out
@@ -184,44 +191,38 @@ def test_it_lasts_as_long_as_sync_does_and_shows_a_line_now_and_then(
     assert daemon.named.count("renew") > 3  # or the lease would have ended
 
 
-def test_what_is_not_clean_in_time_is_bad_news_and_the_limits_are_released(
-    daemon: Daemon, run: Run
-) -> None:
-    code, out, _ = run("--timeout", "100ms", "--json")
+def test_what_is_not_clean_in_time_is_bad_news_and_the_limits_are_released(daemon: Daemon) -> None:
+    code, out, _ = daemon.run("--timeout", "100ms", "--json")
     found = answer(out)
     assert code == 1 and daemon.named[-1] == "end"
     assert (found["outcome"], found["clean"], found["page_cache_written"]) == (
         "timeout", False, False)
 
 
-def test_held_limits_are_not_released(daemon: Daemon, run: Run, here: Path) -> None:
-    (here / "go").touch()
-    code, out, _ = run("--hold")
-    assert code == 0 and daemon.named[-1] == "hold"
-    assert "hold" not in daemon.named[:-1] and "end" not in daemon.named
+def test_held_limits_are_not_released(ready: Daemon) -> None:
+    code, out, _ = ready.run("--hold")
+    assert code == 0 and ready.named[-1] == "hold"
+    assert "hold" not in ready.named[:-1] and "end" not in ready.named
     assert "limits stay at their floor until `writebackctl release`" in out
-    assert answer(run("--hold", "--json")[1])["held"]
+    assert ready.json("--hold")[1]["held"]
 
 
-def test_limits_that_the_daemon_leaves_alone_are_not_called_held(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    daemon.lines = ["limits stay pinned to 16M"]
-    (here / "go").touch()
-    code, out, _ = run("--hold")
+def test_limits_that_the_daemon_leaves_alone_are_not_called_held(ready: Daemon) -> None:
+    ready.lines = ["limits stay pinned to 16M"]
+    code, out, _ = ready.run("--hold")
     assert code == 0 and out.endswith("\n  limits stay pinned to 16M\n")
     assert "floor" not in out
-    assert not answer(run("--hold", "--json")[1])["held"]
+    assert not ready.json("--hold")[1]["held"]
 
 
-def test_a_timeout_releases_limits_that_were_to_be_held(daemon: Daemon, run: Run) -> None:
-    code, out, _ = run("--hold", "--timeout", "100ms")
+def test_a_timeout_releases_limits_that_were_to_be_held(daemon: Daemon) -> None:
+    code, out, _ = daemon.run("--hold", "--timeout", "100ms")
     assert code == 1 and "not clean, timed out: " in out and "floor" not in out
     assert daemon.named[-1] == "end" and "hold" not in daemon.named
 
 
 def test_an_error_after_the_start_releases_the_limits(
-    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
         if verb == "devices":
@@ -229,23 +230,20 @@ def test_an_error_after_the_start_releases_the_limits(
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", fails)
-    assert run("--hold")[0] == 3
+    assert daemon.run("--hold")[0] == 3
     assert daemon.named[-1] == "end" and "hold" not in daemon.named
 
 
-def test_nodes_are_synced_with_whatever_filesystem_is_on_them(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
+def test_nodes_are_synced_with_whatever_filesystem_is_on_them(ready: Daemon) -> None:
     """One of another partition, of another mount namespace, or hidden by another mount."""
-    lines = nodes_of_sda(here)
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert code == 0 and answer(out)["clean"]
-    assert called(here) == [*lines, "-f -- /", "-f -- /var/lib/postgresql"]
-    (here / "called").unlink()
-    daemon.with_filesystems(("8:1", "ext4", "/hidden"))
-    assert run("--json")[0] == 0
-    assert called(here) == lines  # what hides it is another's
+    lines = nodes_of_sda(ready.here)
+    code, found = ready.json()
+    assert code == 0 and found["clean"]
+    assert ready.called() == [*lines, "-f -- /", "-f -- /var/lib/postgresql"]
+    (ready.here / "called").unlink()
+    ready.with_filesystems(("8:1", "ext4", "/hidden"))
+    assert ready.run("--json")[0] == 0
+    assert ready.called() == lines  # what hides it is another's
 
 
 BTRFS = ("0:33", "btrfs", "/srv")
@@ -257,15 +255,13 @@ BTRFS = ("0:33", "btrfs", "/srv")
     ([("8:0", "ext4", "/hidden")], [""]), ([(*BTRFS[:2], "/hidden")], [""]),
 ])  # fmt: skip
 def test_all_of_the_host_is_synced_where_a_disk_cannot_be_alone(
-    daemon: Daemon, run: Run, here: Path, filesystems: List[Tuple[str, str, str]],
-    synced: List[str],
+    ready: Daemon, filesystems: List[Tuple[str, str, str]], synced: List[str]
 ) -> None:
-    daemon.with_filesystems(*filesystems)
-    nodes_of_sda(here)
-    (here / "_DEV/sda1").unlink()  # one is missing
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert code == 0 and answer(out)["clean"] and called(here) == synced
+    ready.with_filesystems(*filesystems)
+    nodes_of_sda(ready.here)
+    (ready.here / "_DEV/sda1").unlink()  # one is missing
+    code, found = ready.json()
+    assert code == 0 and found["clean"] and ready.called() == synced
 
 
 def test_a_mount_is_known_by_the_filesystem_that_it_leads_to(tmp_path: Path) -> None:
@@ -305,17 +301,15 @@ def test_no_path_is_opened_to_see_what_is_mounted_there(
     assert drain_caches.is_mounted(mount, devno) is mounted
 
 
-def test_a_device_that_vanishes_is_not_clean(daemon: Daemon, run: Run, here: Path) -> None:
-    daemon.vanishes = True
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    found = answer(out)
+def test_a_device_that_vanishes_is_not_clean(ready: Daemon) -> None:
+    ready.vanishes = True
+    code, found = ready.json()
     assert (code, found["outcome"], found["clean"]) == (1, "gone", False)
     assert found["problems"] == ["sda: gone before the drain ended"]
 
 
 def test_a_status_that_is_not_answered_yet_is_waited_for(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    ready: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missed: List[str] = []
 
@@ -326,58 +320,48 @@ def test_a_status_that_is_not_answered_yet_is_waited_for(
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", later)
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert code == 0 and len(missed) == 5 and answer(out)["clean"]
+    code, found = ready.json()
+    assert code == 0 and len(missed) == 5 and found["clean"]
 
 
-def test_the_write_cache_is_waited_for_after_the_page_cache(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    daemon.cache_bytes = 512.0 * MIB
-    daemon.fill = lambda: max(0.0, 1.0 - daemon.looks / 10)
-    (here / "go").touch()
-    code, out, _ = run()
-    assert code == 0 and daemon.looks >= 10
+def test_the_write_cache_is_waited_for_after_the_page_cache(ready: Daemon) -> None:
+    ready.cache_bytes = 512.0 * MIB
+    ready.fill = lambda: max(0.0, 1.0 - ready.looks / 10)
+    code, out, _ = ready.run()
+    assert code == 0 and ready.looks >= 10
     assert "write caches " in out
     assert "sda: write cache (behind it): 0 of 512M left, estimated" in out
 
 
 def test_a_cache_that_does_not_become_emptier_ends_it(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    ready: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
     said = Backing("sda", "bcache", time.time() + 99, 512 * MIB, CacheMode.WRITE_BACK,
                    dirty_bytes=100 * MIB)
-    daemon.said = (said,)
-    (here / "go").touch()
-    code, out, _ = run("--json", "--timeout", "20s")
-    found = answer(out)
+    ready.said = (said,)
+    code, found = ready.json("--timeout", "20s")
     assert (code, found["outcome"], found["page_cache_written"]) == (1, "stuck", True)
     assert found["devices"][0]["cache_bytes"] == 100 * MIB
 
 
 def test_what_was_read_of_a_cache_before_the_page_cache_was_in_it_does_not_count(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    ready: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
-    daemon.said = (
+    ready.said = (
         Backing("sda", "bcache", time.time() - 5, 512 * MIB, CacheMode.WRITE_BACK, dirty_bytes=0),
     )
-    (here / "go").touch()
-    code, out, _ = run("--timeout", "20s")
+    code, out, _ = ready.run("--timeout", "20s")
     assert code == 1 and re.search(r"\(bcache\): 0 of 512M left, as of \d\d:\d\d:\d\d\n", out)
 
 
-def test_a_cache_of_which_nobody_knows_the_fill_is_named(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    daemon.said = (Backing("sda", "storcli", 0.0, 512 * MIB, CacheMode.WRITE_BACK),)
-    (here / "go").touch()
-    code, out, _ = run()
+def test_a_cache_of_which_nobody_knows_the_fill_is_named(ready: Daemon) -> None:
+    ready.said = (Backing("sda", "storcli", 0.0, 512 * MIB, CacheMode.WRITE_BACK),)
+    code, out, _ = ready.run()
     assert code == 0 and "sda: write cache (controller): fill not known, not verified" in out
     assert "page cache clean, a write cache was not verified: " in out
-    found = answer(run("--json")[1])
+    found = ready.json()[1]
     assert not found["devices"][0]["cache_known"] and not found["verified"]
 
 
@@ -397,16 +381,15 @@ ARRAY = Backing("sda", "md", 0.0)
     ((replace(TOLD, mode=WRITE_THROUGH), replace(EMPTY, dirty_bytes=None)), False),
 ])  # fmt: skip
 def test_a_controller_is_verified_only_where_its_tool_says_that_it_holds_nothing(
-    daemon: Daemon, run: Run, here: Path, said: "Tuple[Backing, ...]", known: bool
+    ready: Daemon, said: "Tuple[Backing, ...]", known: bool
 ) -> None:
-    tree = FakeSysfs(here)
+    tree = FakeSysfs(ready.here)
     tree.disk("sda", "8:0", RAID)
     tree.scsi_host("host2", "megaraid_sas")
-    daemon.said = said
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert (code, answer(out)["verified"]) == (0, known)
-    out = run()[1]
+    ready.said = said
+    code, found = ready.json()
+    assert (code, found["verified"]) == (0, known)
+    out = ready.run()[1]
     assert ("\nclean: " in out) == known
     assert ("page cache clean, a write cache was not verified: " in out) == (not known)
     assert ("fill not known, not verified" in out) == (not known)
@@ -417,15 +400,14 @@ def test_a_controller_is_verified_only_where_its_tool_says_that_it_holds_nothing
     ((replace(TOLD, capacity_bytes=None, protection=Protection.OK),), False),
 ])  # fmt: skip
 def test_a_disk_that_no_controller_makes_up_needs_no_tool(
-    daemon: Daemon, run: Run, here: Path, said: "Tuple[Backing, ...]", known: bool
+    ready: Daemon, said: "Tuple[Backing, ...]", known: bool
 ) -> None:
-    tree = FakeSysfs(here)
+    tree = FakeSysfs(ready.here)
     tree.disk("sda", "8:0", RAID.replace("2:2:", "2:0:"))  # handed through
     tree.scsi_host("host2", "megaraid_sas")
-    daemon.said = said
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert (code, answer(out)["verified"]) == (0, known)
+    ready.said = said
+    code, found = ready.json()
+    assert (code, found["verified"]) == (0, known)
 
 
 @pytest.mark.parametrize("module, count, leaf, read, known", [
@@ -435,10 +417,10 @@ def test_a_disk_that_no_controller_makes_up_needs_no_tool(
     ("dm_cache", "2", "sda", False, True), ("dm_crypt", "2", "sdx", False, True),
 ])  # fmt: skip
 def test_caches_that_nobody_reads_are_not_verified_where_they_may_be(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, module: str,
-    count: str, leaf: str, read: bool, known: bool,
-) -> None:
-    tree = FakeSysfs(here)
+    ready: Daemon, monkeypatch: pytest.MonkeyPatch, module: str, count: str, leaf: str, read: bool,
+    known: bool,
+) -> None:  # fmt: skip
+    tree = FakeSysfs(ready.here)
     if module == "bcache":  # built in, so that it has no refcnt
         tree.disk("bcache0", "251:0")
     else:
@@ -447,14 +429,11 @@ def test_caches_that_nobody_reads_are_not_verified_where_they_may_be(
     monkeypatch.setattr(drain_caches, "is_stale", lambda *_: False)
     if read:
         monkeypatch.setattr(drain_caches, "read", lambda *_: None)
-    (seen,) = daemon.shown.sample.devices
+    (seen,) = ready.shown.sample.devices
     upper = replace(seen, device=replace(seen.device, leaves=(leaf,)))
-    daemon.shown = replace(
-        daemon.shown, sample=replace(daemon.shown.sample, devices=(upper,))
-    )
-    (here / "go").touch()
-    code, out, _ = run("--json")
-    assert (code, answer(out)["verified"]) == (0, known)
+    ready.shown = replace(ready.shown, sample=replace(ready.shown.sample, devices=(upper,)))
+    code, found = ready.json()
+    assert (code, found["verified"]) == (0, known)
 
 
 # Says what it was called with, and fails where there is a file `unflushed`.
@@ -465,22 +444,23 @@ Command failed." >&2; exit 1; }}
 """
 
 
-def with_writecache(daemon: Daemon, here: Path, dirty: int) -> None:
-    (here / "bin/dmsetup").write_text(DMSETUP.format(here=here))
+def with_writecache(daemon: Daemon, dmsetup: str = DMSETUP) -> None:
+    here = daemon.here
+    (here / "bin/dmsetup").write_text(dmsetup.format(here=here))
     (here / "bin/dmsetup").chmod(0o755)
     (here / "_BLOCK/dm-3").mkdir(parents=True)
     (here / "_BLOCK/dm-3/dev").write_text("253:3\n")
     said = Backing("sda", "dm-writecache", time.time() + 99, 512 * MIB, CacheMode.WRITE_BACK,
-                   dirty_bytes=dirty, disk="dm-3")
+                   dirty_bytes=100 * MIB, disk="dm-3")
     daemon.said = (said, replace(said, device="sdb"))
     (here / "go").touch()
 
 
 def test_what_was_read_before_a_flush_ended_does_not_count(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends between two looks, and the cache was read shortly before."""
-    with_writecache(daemon, here, 100 * MIB)
+    with_writecache(daemon)
     (said, _), status, child = daemon.said, daemon._status, drain_caches.Child("dm-3", "true")
     begun, looks = False, 0
 
@@ -499,88 +479,79 @@ def test_what_was_read_before_a_flush_ended_does_not_count(
     monkeypatch.setattr(child, "runs", lambda: looks == 0)
     monkeypatch.setattr(drain_module, "flush", flush)
     monkeypatch.setattr(daemon, "_status", read_now)
-    code, out, _ = run("--json")
+    code, out, _ = daemon.run("--json")
     (row,) = answer(out)["devices"]
     assert (code, row["cache_bytes"]) == (0, 0)
 
 
-def test_dm_writecache_is_flushed_once_after_the_page_cache(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    with_writecache(daemon, here, 100 * MIB)  # somebody writes on
-    (here / "go").unlink()
-    assert run("--timeout", "200ms")[0] == 1 and not (here / "flushed").exists()
-    (here / "go").touch()
-    code, out, _ = run("--json", "--timeout", "20s")
-    found = answer(out)
+def test_dm_writecache_is_flushed_once_after_the_page_cache(daemon: Daemon) -> None:
+    with_writecache(daemon)  # somebody writes on
+    (daemon.here / "go").unlink()
+    assert daemon.run("--timeout", "200ms")[0] == 1 and not (daemon.here / "flushed").exists()
+    (daemon.here / "go").touch()
+    code, found = daemon.json("--timeout", "20s")
     assert (code, found["outcome"], found["verified"]) == (0, "clean", True)
-    assert (here / "flushed").read_text() == "message -j 253 -m 3 0 flush\n"
+    assert (daemon.here / "flushed").read_text() == "message -j 253 -m 3 0 flush\n"
 
 
 @pytest.mark.parametrize("read", ["now", "before", "no more"])
 def test_a_flush_that_hangs_is_not_waited_for(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, read: str
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
     monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)  # dmsetup has to start meanwhile
-    with_writecache(daemon, here, 100 * MIB)
-    (here / "bin/dmsetup").write_text(f"#!/bin/sh\ntouch {here}/flushed\nexec sleep 30\n")
+    with_writecache(daemon, "#!/bin/sh\ntouch {here}/flushed\nexec sleep 30\n")
     if read == "before":
         daemon.said = tuple(replace(each, wall_s=time.time() - 99) for each in daemon.said)
 
     def asked(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
-        if read == "no more" and (here / "flushed").exists():
+        if read == "no more" and (daemon.here / "flushed").exists():
             daemon.said = ()  # as for the daemon what was read long ago
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", asked)
-    code, out, _ = run("--json", "--timeout", "20s")
-    assert (code, answer(out)["outcome"]) == (1, "stuck")
-    assert (here / "flushed").exists()
+    code, found = daemon.json("--timeout", "20s")
+    assert (code, found["outcome"]) == (1, "stuck")
+    assert (daemon.here / "flushed").exists()
 
 
 def test_a_flush_goes_on_though_one_reading_is_missed(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)
-    with_writecache(daemon, here, 100 * MIB)
-    (here / "bin/dmsetup").write_text(
-        f"#!/bin/sh\ntouch {here}/flushed\nwhile [ ! -e {here}/done ]; do sleep 0.02; done\n"
-    )
+    with_writecache(daemon, "#!/bin/sh\ncd {here}; touch flushed\n"
+                            "while [ ! -e done ]; do sleep 0.02; done\n")  # fmt: skip
     said, looks, begun_s = daemon.said, 0, time.monotonic()
 
     def asked(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
         nonlocal looks
-        if verb == "status" and (here / "flushed").exists():
+        if verb == "status" and (daemon.here / "flushed").exists():
             looks += 1
             left = 100 * MIB - (looks << 10)
             daemon.said = () if looks == 1 else tuple(
                 replace(each, dirty_bytes=left) for each in said
             )  # fmt: skip
             if time.monotonic() - begun_s > 2 * drain_module._STUCK_S:
-                (here / "done").touch()
+                (daemon.here / "done").touch()
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", asked)
-    code, out, _ = run("--json", "--timeout", "20s")
-    assert (code, answer(out)["outcome"]) == (0, "clean") and looks > 2
+    code, found = daemon.json("--timeout", "20s")
+    assert (code, found["outcome"]) == (0, "clean") and looks > 2
 
 
-def test_a_cache_that_cannot_be_flushed_is_not_waited_for(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    with_writecache(daemon, here, 100 * MIB)
-    (here / "unflushed").touch()
-    code, out, _ = run("--json", "--timeout", "20s")
-    found = answer(out)
+def test_a_cache_that_cannot_be_flushed_is_not_waited_for(daemon: Daemon) -> None:
+    with_writecache(daemon)
+    (daemon.here / "unflushed").touch()
+    code, found = daemon.json("--timeout", "20s")
     assert (code, found["outcome"], found["clean"]) == (1, "unflushed", False)
     assert found["problems"] == ["dm-3: dm: message failed"] and found["page_cache_written"]
-    code, out, _ = run("--timeout", "20s")
+    code, out, _ = daemon.run("--timeout", "20s")
     assert code == 1 and "not clean, a write cache was not flushed: " in out
     daemon.said = tuple(replace(each, dirty_bytes=0) for each in daemon.said)
-    assert answer(run("--json")[1])["clean"]  # nothing was in it
+    assert daemon.json()[1]["clean"]  # nothing was in it
     daemon.said = tuple(replace(each, dirty_bytes=None) for each in daemon.said)
-    code, out, _ = run("--json", "--timeout", "20s")
-    assert (code, answer(out)["outcome"]) == (1, "unflushed")  # nobody knows what is in it
+    code, found = daemon.json("--timeout", "20s")
+    assert (code, found["outcome"]) == (1, "unflushed")  # nobody knows what is in it
 
 
 def test_a_program_that_is_not_there_is_a_problem() -> None:
@@ -590,30 +561,25 @@ def test_a_program_that_is_not_there_is_a_problem() -> None:
     child.leave()
 
 
-def test_an_error_of_sync_is_told(daemon: Daemon, run: Run, here: Path) -> None:
+def test_an_error_of_sync_is_told(daemon: Daemon) -> None:
     for name in ("go", "fails"):
-        (here / name).touch()
-    code, out, _ = run()
+        (daemon.here / name).touch()
+    code, out, _ = daemon.run()
     assert code == 1 and daemon.named[-1] == "end"
     assert "not clean, sync failed" in out
     assert "sync: error syncing '/': Input/output error" in out
 
 
-def test_a_release_by_somebody_else_is_told_and_the_rest_goes_on(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    daemon.released = True
-    (here / "go").touch()
-    code, out, _ = run("--hold")
+def test_a_release_by_somebody_else_is_told_and_the_rest_goes_on(ready: Daemon) -> None:
+    ready.released = True
+    code, out, _ = ready.run("--hold")
     assert code == 0 and out.count(
         "limits were released, by another command or because this client paused"
     ) == 1
-    assert "limits stay" not in out and "end" not in daemon.named
+    assert "limits stay" not in out and "end" not in ready.named
 
 
-def test_counters_that_are_zeroed_meanwhile_count_on(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
+def test_counters_that_are_zeroed_meanwhile_count_on(daemon: Daemon) -> None:
     course = drain_module._DrainRun.__new__(drain_module._DrainRun)
     course._counted, course._written, course._rate = {}, {}, None
     course._begun = {"devices": ["sda"]}
@@ -626,12 +592,20 @@ def test_counters_that_are_zeroed_meanwhile_count_on(
     assert course._written == {"sda": 140}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT is not ignored, as it is where a shell has the tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("words", [["--json"], ["--json", "--hold"]], ids=["", "hold"])
-def test_ctrl_c_releases_and_does_not_wait_for_sync(
-    daemon: Daemon, here: Path, words: List[str]
-) -> None:
+def test_ctrl_c_releases_and_does_not_wait_for_sync(daemon: Daemon, words: List[str]) -> None:
     client = subprocess.Popen(
-        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(here), "drain", *words],
+        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(daemon.here), "drain",
+         *words],
         env={**os.environ, "PYTHONPATH": str(Path(ctl.__file__).parents[2])},
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -645,10 +619,11 @@ def test_ctrl_c_releases_and_does_not_wait_for_sync(
     assert answer(out)["outcome"] == "interrupted" and daemon.named[-1] == "end"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_children_are_started_leaves_none(
-    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes_of_sda(here)
+    nodes_of_sda(daemon.here)
     begun: List["subprocess.Popen[str]"] = []
     popen = subprocess.Popen
 
@@ -658,7 +633,7 @@ def test_ctrl_c_while_children_are_started_leaves_none(
         return begun[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    code, _, _ = run()
+    code, _, _ = daemon.run()
     assert code == 130 and daemon.named == ["start", "renew", "end"] and len(begun) == 4
     assert [each.wait(timeout=20) for each in begun] == [-signal.SIGTERM] * 4
 
@@ -674,12 +649,10 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(
-    daemon: Daemon, run: Run, here: Path
-) -> None:
-    code, out, err = run("sdz")
+def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(daemon: Daemon) -> None:
+    code, out, err = daemon.run("sdz")
     assert (code, out) == (2, "") and "known devices: sda" in err
-    assert not (here / "called").exists()
+    assert not (daemon.here / "called").exists()
 
 
 def test_without_a_daemon_it_names_sync(run: Run, here: Path) -> None:
@@ -689,16 +662,14 @@ def test_without_a_daemon_it_names_sync(run: Run, here: Path) -> None:
     assert not (here / "called").exists()
 
 
-def test_a_daemon_that_goes_ends_it(
-    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_goes_ends_it(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def once(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
         if args is not None and args["order"] == "renew":
             raise NoDaemon("no daemon: start it with", 3)
         return request(runtime_dir, verb, args)
 
     monkeypatch.setattr(drain_module, "request", once)
-    assert run()[0] == 3
+    assert daemon.run()[0] == 3
 
 
 def test_a_bar_is_as_full_as_much_is_written() -> None:

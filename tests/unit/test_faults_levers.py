@@ -8,6 +8,7 @@ found; once with cgroups that are nobody's and once with systemd's.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import time
@@ -223,8 +224,9 @@ def refuse(case: Case, name: str, code: int, late: bool = False) -> None:
     case.host.write_errors[name] = (code, late)
 
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.EPERM, errno.EROFS])
-@pytest.mark.parametrize("name", LEVER_FILES)
+@pytest.mark.parametrize(
+    "name, code", zip(LEVER_FILES, itertools.cycle((errno.EINVAL, errno.EPERM, errno.EROFS)))
+)
 def test_a_refused_lever_is_told_once_and_the_others_do_without(
     case: Case, caplog: pytest.LogCaptureFixture, name: str, code: int
 ) -> None:

@@ -36,20 +36,17 @@ def host(root: Path, *options: str, powers: int = 1 << 21) -> KernelFiles:
     return KernelFiles(root)
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        (["rw"], None),
-        (["rw,hidepid=off"], None),
-        (["rw,hidepid=invisible"], "hidepid=invisible"),
-        (["rw,gid=27,hidepid=noaccess"], "hidepid=noaccess,gid=27"),
-        (["rw,gid=27,hidepid=2"], "hidepid=2,gid=27"),  # before Linux 5.8
-        (["rw,gid=27"], None),
-        (["rw,hidepid=ptraceable", "rw"], None),
-        (["rw", "rw,hidepid=ptraceable"], "hidepid=ptraceable"),
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("options", "found"), [
+    (["rw"], None),
+    (["rw,hidepid=off"], None),
+    (["rw,hidepid=invisible"], "hidepid=invisible"),
+    (["rw,gid=27,hidepid=noaccess"], "hidepid=noaccess,gid=27"),
+    (["rw,gid=27,hidepid=2"], "hidepid=2,gid=27"),  # before Linux 5.8
+    (["rw,gid=27"], None),
+    (["rw,hidepid=ptraceable", "rw"], None),
+    (["rw", "rw,hidepid=ptraceable"], "hidepid=ptraceable"),
+    ([], None),
+])  # fmt: skip
 def test_the_last_mount_on_proc_tells(
     tmp_path: Path, options: "list[str]", found: Optional[str]
 ) -> None:

@@ -4,18 +4,26 @@
 from __future__ import annotations
 
 import contextlib
+import grp
+import os
+import shutil
 import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List
+from typing import Any, Dict, List
 
 import pytest
 
 import samples
 from history_cases import TIMEOUT_S, event, readable, written
 from route_cases import wait_for
+from writebackd.cli.history import folded, render_history
 from writebackd.report import history_store as history_module
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_events import events_of
@@ -39,18 +47,15 @@ def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert read_history(written(path, [event(3)])) == [*sent, event(3)]
 
 
-@pytest.mark.parametrize(
-    "since_s, device, limit, until_s, expected",
-    [
-        (None, None, None, None, [0, 1, 2, 3, 4]),
-        (1002.0, None, None, None, [2, 3, 4]),
-        (None, None, 2, None, [3, 4]),
-        (None, "sdb", None, None, [1, 3, 4]),  # 4 is of the whole host
-        (1002.0, "sdb", 1, None, [4]),
-        (1001.0, "sda", None, 1003.0, [2]),
-        (9999.0, None, None, None, []),
-    ],
-)
+@pytest.mark.parametrize("since_s, device, limit, until_s, expected", [
+    (None, None, None, None, [0, 1, 2, 3, 4]),
+    (1002.0, None, None, None, [2, 3, 4]),
+    (None, None, 2, None, [3, 4]),
+    (None, "sdb", None, None, [1, 3, 4]),  # 4 is of the whole host
+    (1002.0, "sdb", 1, None, [4]),
+    (1001.0, "sda", None, 1003.0, [2]),
+    (9999.0, None, None, None, []),
+])  # fmt: skip
 def test_reading_and_counting_select(
     tmp_path: Path, since_s: float, device: str, limit: "int | None", until_s: float,
     expected: "list[int]",
@@ -326,3 +331,183 @@ def test_rows_of_a_clock_that_was_ahead_do_not_keep_the_old_ones_behind_them(
     assert len(kept.record(*ahead, *map(event, range(300)))) == 900
     assert len(kept.record(event(int(KEPT_S) + 5000))) == 601
     kept.end()
+
+
+# ==== history screen ==================================================================
+
+
+def past_event(wall_s: float, kind: str, **more: object) -> Dict[str, Any]:
+    keys = (
+        "device", "decision_id", "state", "limit_bytes", "background_bytes", "target_bytes",
+        "drain_rate", "write_rate", "commit_p50_s", "commit_p99_s",
+    )  # fmt: skip
+    return {"wall_s": wall_s, "kind": kind, **dict.fromkeys(keys), "text": "", **more}
+
+
+DECISION = past_event(
+    1_717_200_725.0, "decision", device="sda", decision_id="sda-58", state="squeeze",
+    limit_bytes=32 << 20, target_bytes=4 << 20, write_rate=2.6e8, commit_p99_s=0.047,
+    text="fsync is slow",
+)  # fmt: skip
+
+
+def shown(*events: Dict[str, Any], width: int = 80) -> List[str]:
+    lines = render_history(folded(events), width).splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def test_history_screen() -> None:
+    lines = shown(DECISION, past_event(1.0, "mode", text="observe"))
+    assert lines[1].split()[-7:] == ["decision", "sda-58", "squeeze", "32M", "4.0M", "248M", "47"]
+    assert lines[2] == "    fsync is slow"
+    assert lines[3].endswith(" mode      observe") and len(lines) == 4
+    assert shown() == ["no events in that time"]
+
+
+def test_what_was_written_in_one_go_is_one_change_in_sizes() -> None:
+    texts = ("dirty_bytes dirty_ratio=20 -> 67108864", "dirty_background_bytes 4096 -> 8192")
+    events = (past_event(5.0, "action", text=text) for text in texts)
+    lines = " ".join(" ".join(shown(*events)).split())
+    assert lines.endswith(" dirty_bytes dirty_ratio=20 -> 64M; dirty_background_bytes 4K -> 8K")
+
+
+def test_repetitions_are_folded_and_their_last_is_told() -> None:
+    steps = [
+        past_event(1000.0 + at, "action", text=f"dirty_bytes {at << 20} -> {at + 1 << 20}")
+        for at in range(4, 18)
+    ]
+    stop = past_event(2000.0, "stop", text="SIGTERM")
+    lines = " ".join(" ".join(shown(stop, *steps, stop)).split())
+    until = time.strftime("%H:%M:%S", time.localtime(1017.0))
+    assert "dirty_bytes 4.0M -> 5.0M x14 until " + until in lines
+    assert "last: dirty_bytes 17M -> 18M" in lines and lines.count("SIGTERM") == 2
+
+
+def test_states_that_come_and_go_are_folded_with_what_was_done_about_them() -> None:
+    back = {**DECISION, "state": "guard", "text": "rests at 12M"}
+    steps = (DECISION, past_event(0.0, "action", text="x 1 -> 2"), back, back)
+    found = [
+        {**each, "wall_s": 1000.0 + 10 * turn + at, "limit_bytes": turn + 1 << 20,
+         "commit_p99_s": 0.001 * turn}
+        for turn in range(5) for at, each in enumerate(steps[: 3 + turn % 2])
+    ]  # fmt: skip
+    entries = folded(found)
+    assert [len(each.events) for each in entries] == [5, 5, 7]
+    text = " ".join(" ".join(shown(*found)).split())
+    until = time.strftime("%H:%M:%S", time.localtime(1040.0))
+    assert f"x5 until {until}, limit 1.0M to 5.0M, p99 up to 4.0 ms" in text
+    # Another device's are not the same, nor is what comes after an order or much later.
+    other = [{**each, "device": "sdb"} if at % 2 else each for at, each in enumerate(found)]
+    assert sum(each.count for each in folded(other)) == len(found) and len(folded(other)) > 3
+    order = past_event(1020.5, "pin", text="64M")
+    assert len(folded([*found[:4], order, *found[4:]])) == 7
+    many = [past_event(1000.0, "alert", device=f"sd{name}") for name in "abcdefghijklmnopq"]
+    assert [each.count for each in folded([DECISION, *many, DECISION])] == [1] * 19
+
+
+def test_orders_are_never_folded() -> None:
+    orders = [past_event(1000.0 + at, "mode", text="observe") for at in range(3)]
+    assert [line[-7:] for line in shown(*orders)[1:]] == ["observe"] * 3
+
+
+# ==== history access ==================================================================
+
+
+ADM = next((group.gr_gid for group in grp.getgrall() if group.gr_name == "adm"), None)
+root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+with_adm = pytest.mark.skipif(ADM is None, reason="no group adm: groupadd --system adm")
+
+
+@root
+@with_adm
+def test_the_group_adm_can_read_while_it_is_written() -> None:
+    # pytest's own directories are closed to other users.
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    path = directory / "history.db"
+    history = History(path)
+    source = Path(history_module.__file__).resolve().parents[2]
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
+        "from writebackd.report.history_schema import read_history;"
+        # In the script, not by Popen: other users may not be able to run this interpreter.
+        "os.setgroups([int(sys.argv[3])]); os.setgid(65534); os.setuid(65534);"
+        "print(len(read_history(Path(sys.argv[2]))))"
+    )
+    old_umask = os.umask(0o077)
+    try:
+        history.record(event(0))
+        wait_for(lambda: len(readable(path)) == 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(source), str(path), str(ADM)],
+            stdout=subprocess.PIPE,
+        ) as reader:
+            number = 1
+            while reader.poll() is None:
+                history.record(event(number))
+                number += 1
+                time.sleep(0.001)
+            assert reader.stdout is not None
+            assert int(reader.stdout.read()) >= 1
+        assert reader.returncode == 0
+    finally:
+        os.umask(old_umask)
+        history.close(TIMEOUT_S)
+        shutil.rmtree(directory)
+
+
+@root
+def test_other_users_are_told_whom_it_is_for() -> None:
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    written(directory / "history.db", [event(0)])
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            read_history(directory / "history.db")
+        except HistoryError as error:
+            code = 0 if "is for root and the group adm" in str(error) else 2
+        finally:
+            os._exit(code)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_it_is_for_root_and_adm(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "history.db"
+    old_umask = os.umask(umask)
+    try:
+        history_module.open_database(path).close()
+        path.chmod(0o644)
+        written(path, [event(0)])
+    finally:
+        os.umask(old_umask)
+    for each in tmp_path.iterdir():
+        status = each.stat()
+        assert stat.S_IMODE(status.st_mode) == 0o640, each
+        if ADM is not None and os.getuid() == 0:
+            assert status.st_gid == ADM, each
+
+
+def test_it_is_never_open_to_all_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    connect = sqlite3.connect
+
+    def spy(name: str, **options: Any) -> sqlite3.Connection:
+        seen.append(stat.S_IMODE(Path(name).stat().st_mode))
+        connection: sqlite3.Connection = connect(name, **options)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", spy)
+    history_module.open_database(tmp_path / "history.db").close()
+    assert seen == [0o640]

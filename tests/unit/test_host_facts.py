@@ -42,17 +42,14 @@ def test_only_disks_that_are_no_stack_count(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("driver", "channel", "cache"),
-    [
-        ("megaraid_sas", 2, "controller"), ("megaraid_sas", 3, "controller"),
-        ("megaraid_sas", 0, "none"), ("megaraid_sas", 1, "none"),
-        ("hpsa", 1, "controller"), ("hpsa", 0, "none"), ("smartpqi", 1, "controller"),
-        ("smartpqi", 3, "controller"), ("smartpqi", 0, "none"), ("aacraid", 0, "controller"),
-        ("aacraid", 1, "none"), ("arcmsr", 0, "controller"), ("3w-9xxx", 0, "controller"),
-        ("mpt3sas", 0, "none"), ("3w-9xxxx", 0, "none"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("driver", "channel", "cache"), [
+    ("megaraid_sas", 2, "controller"), ("megaraid_sas", 3, "controller"),
+    ("megaraid_sas", 0, "none"), ("megaraid_sas", 1, "none"),
+    ("hpsa", 1, "controller"), ("hpsa", 0, "none"), ("smartpqi", 1, "controller"),
+    ("smartpqi", 3, "controller"), ("smartpqi", 0, "none"), ("aacraid", 0, "controller"),
+    ("aacraid", 1, "none"), ("arcmsr", 0, "controller"), ("3w-9xxx", 0, "controller"),
+    ("mpt3sas", 0, "none"), ("3w-9xxxx", 0, "none"),
+])  # fmt: skip
 def test_the_cache_of_a_controller_is_behind_its_volumes(
     tmp_path: Path, driver: str, channel: int, cache: str
 ) -> None:
@@ -61,21 +58,18 @@ def test_the_cache_of_a_controller_is_behind_its_volumes(
     assert read_facts(host.tree.files).disks[0].cache == cache
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "units"),
-    [
-        ("0::/system.slice/etcd.service", ("etcd.service", "system.slice")),
-        ("0::/system.slice/system-postgresql.slice/postgresql@15-main.service",
-         ("postgresql@15-main.service", "system-postgresql.slice", "system.slice")),
-        ("12:pids:/x.service\n1:name=systemd:/system.slice/etcd.service\n0::/",
-         ("etcd.service", "system.slice")),
-        ("0::/system.slice/etcd.service\n1:name=systemd:/", ()),
-        ("0::/system.slice/docker-0a1b.scope", ("docker-0a1b.scope", "system.slice")),
-        ("0:name=systemd:/system.slice/etcd.service", ()),
-        ("nonsense", ()),
-        ("", ()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cgroup", "units"), [
+    ("0::/system.slice/etcd.service", ("etcd.service", "system.slice")),
+    ("0::/system.slice/system-postgresql.slice/postgresql@15-main.service",
+     ("postgresql@15-main.service", "system-postgresql.slice", "system.slice")),
+    ("12:pids:/x.service\n1:name=systemd:/system.slice/etcd.service\n0::/",
+     ("etcd.service", "system.slice")),
+    ("0::/system.slice/etcd.service\n1:name=systemd:/", ()),
+    ("0::/system.slice/docker-0a1b.scope", ("docker-0a1b.scope", "system.slice")),
+    ("0:name=systemd:/system.slice/etcd.service", ()),
+    ("nonsense", ()),
+    ("", ()),
+])  # fmt: skip
 def test_units_are_told_by_their_processes(
     tmp_path: Path, cgroup: str, units: Tuple[str, ...]
 ) -> None:
@@ -90,49 +84,46 @@ STATIC = "kubepods-burstable-pod" + HEX[:32] + ".slice"
 UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
 
 
-@pytest.mark.parametrize(
-    ("path", "uid", "counts", "units"),
-    [
-        ("/", 0, True, ()),
-        ("/", 70, False, ()),
-        ("/openrc.etcd", 0, True, ()),
-        ("/init.scope", 0, True, ("init.scope",)),
-        ("/system.slice/etcd.service", 70, True, ("etcd.service", "system.slice")),
-        ("/system.slice/run-r1.scope", 0, True, ("run-r1.scope", "system.slice")),
-        ("/system.slice/run-r1.scope", 70, False, ("run-r1.scope", "system.slice")),
-        ("/system.slice/cron.service", 0, False, ("cron.service", "system.slice")),
-        ("/system.slice/crond.service", 70, False, ("crond.service", "system.slice")),
-        ("/system.slice/atd.service", 70, False, ("atd.service", "system.slice")),
-        # Where no pam_systemd moves a session out of the service that began it.
-        ("/system.slice/ssh.service", 70, False, ("ssh.service", "system.slice")),
-        ("/system.slice/system-sshd.slice/sshd@1.service", 70, False, None),
-        ("/system.slice/system-getty.slice/getty@tty1.service", 0, False, None),
-        (f"/system.slice/docker-{HEX}.scope", 0, False, (f"docker-{HEX}.scope", "system.slice")),
-        (f"/system.slice/docker-{HEX}.scope/system.slice/etcd.service", 0, False,
-         (f"docker-{HEX}.scope", "system.slice")),
-        (f"/docker/{HEX}", 0, False, ()),
-        (f"/my-own-parent/{HEX}", 0, False, ()),
-        ("/lxc/101/ns/system.slice/etcd.service", 0, False, ()),
-        ("/lxc.payload.web/system.slice/etcd.service", 0, False, ()),
-        (f"/machine.slice/libpod-{HEX}.scope/container", 0, False,
-         (f"libpod-{HEX}.scope", "machine.slice")),
-        ("/machine.slice/systemd-nspawn@a.service/payload/system.slice/etcd.service", 0, False,
-         ("machine.slice", "systemd-nspawn@a.service")),
-        ("/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/emulator", 64055, True,
-         ("machine-qemu\\x2d1\\x2da.scope", "machine.slice")),
-        ("/machine.slice/machine-a.scope/machine-qemu.scope", 0, False,
-         ("machine-a.scope", "machine.slice")),
-        (f"/system.slice/own.service/libpod-payload-{HEX}", 0, False,
-         ("own.service", "system.slice")),
-        ("/system.slice/own.service/delegated", 0, False, ("own.service", "system.slice")),
-        (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ()),
-        (f"/kubepods.slice/kubepods-burstable.slice/{STATIC}/cri-containerd-{HEX}.scope", 0, True,
-         None),
-        (f"/kubepods.slice/kubepods-burstable.slice/{UUID_POD}/cri-containerd-{HEX}.scope", 0,
-         False, None),
-        (f"/kubepods/pod01234567-89ab-cdef-0123-456789abcdef/pod{HEX[:32]}/x", 0, False, ()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "uid", "counts", "units"), [
+    ("/", 0, True, ()),
+    ("/", 70, False, ()),
+    ("/openrc.etcd", 0, True, ()),
+    ("/init.scope", 0, True, ("init.scope",)),
+    ("/system.slice/etcd.service", 70, True, ("etcd.service", "system.slice")),
+    ("/system.slice/run-r1.scope", 0, True, ("run-r1.scope", "system.slice")),
+    ("/system.slice/run-r1.scope", 70, False, ("run-r1.scope", "system.slice")),
+    ("/system.slice/cron.service", 0, False, ("cron.service", "system.slice")),
+    ("/system.slice/crond.service", 70, False, ("crond.service", "system.slice")),
+    ("/system.slice/atd.service", 70, False, ("atd.service", "system.slice")),
+    # Where no pam_systemd moves a session out of the service that began it.
+    ("/system.slice/ssh.service", 70, False, ("ssh.service", "system.slice")),
+    ("/system.slice/system-sshd.slice/sshd@1.service", 70, False, None),
+    ("/system.slice/system-getty.slice/getty@tty1.service", 0, False, None),
+    (f"/system.slice/docker-{HEX}.scope", 0, False, (f"docker-{HEX}.scope", "system.slice")),
+    (f"/system.slice/docker-{HEX}.scope/system.slice/etcd.service", 0, False,
+     (f"docker-{HEX}.scope", "system.slice")),
+    (f"/docker/{HEX}", 0, False, ()),
+    (f"/my-own-parent/{HEX}", 0, False, ()),
+    ("/lxc/101/ns/system.slice/etcd.service", 0, False, ()),
+    ("/lxc.payload.web/system.slice/etcd.service", 0, False, ()),
+    (f"/machine.slice/libpod-{HEX}.scope/container", 0, False,
+     (f"libpod-{HEX}.scope", "machine.slice")),
+    ("/machine.slice/systemd-nspawn@a.service/payload/system.slice/etcd.service", 0, False,
+     ("machine.slice", "systemd-nspawn@a.service")),
+    ("/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/emulator", 64055, True,
+     ("machine-qemu\\x2d1\\x2da.scope", "machine.slice")),
+    ("/machine.slice/machine-a.scope/machine-qemu.scope", 0, False,
+     ("machine-a.scope", "machine.slice")),
+    (f"/system.slice/own.service/libpod-payload-{HEX}", 0, False,
+     ("own.service", "system.slice")),
+    ("/system.slice/own.service/delegated", 0, False, ("own.service", "system.slice")),
+    (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ()),
+    (f"/kubepods.slice/kubepods-burstable.slice/{STATIC}/cri-containerd-{HEX}.scope", 0, True,
+     None),
+    (f"/kubepods.slice/kubepods-burstable.slice/{UUID_POD}/cri-containerd-{HEX}.scope", 0,
+     False, None),
+    (f"/kubepods/pod01234567-89ab-cdef-0123-456789abcdef/pod{HEX[:32]}/x", 0, False, ()),
+])  # fmt: skip
 def test_what_runs_in_something_else_is_not_the_hosts(
     tmp_path: Path, path: str, uid: int, counts: bool, units: Optional[Tuple[str, ...]]
 ) -> None:
@@ -256,50 +247,47 @@ def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Pa
         assert (policy.name, policy.mode) == ("etcd", "observe")
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"/proc/cpuinfo": "flags : a hypervisor"}, ("guest", "CPU flag hypervisor")),
-        ({"/proc/cpuinfo": "flags : a hypervisors"}, ("metal", "no CPU flag hypervisor")),
-        ({"/proc/cpuinfo": "model name : hypervisor\nflags : a"},
-         ("metal", "no CPU flag hypervisor")),
-        ({"/proc/xen/capabilities": "control_d", "/sys/hypervisor/type": "xen",
-          "/proc/cpuinfo": "flags : hypervisor"}, ("host", "/proc/xen/capabilities: control_d")),
-        ({"/sys/hypervisor/type": "xen"}, ("guest", "/sys/hypervisor/type: xen")),
-        ({"/proc/cpuinfo": "flags : a", "/sys/class/dmi/id/sys_vendor": "Dell Inc."},
-         ("metal", "no CPU flag hypervisor, DMI: Dell Inc.")),
-        # ARM: no flags.
-        ({"/proc/cpuinfo": "Features : fp", "/sys/class/dmi/id/sys_vendor": "QEMU"},
-         ("guest", "DMI: QEMU")),
-        ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2",
-          "/sys/class/dmi/id/product_name": "c6g.large"}, ("guest", "DMI: Amazon EC2 c6g.large")),
-        ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2",
-          "/sys/class/dmi/id/product_name": "c6g.metal"}, ("metal", "DMI: Amazon EC2 c6g.metal")),
-        ({"/sys/class/dmi/id/product_name": "c8g.metal-24xl"}, ("metal", "DMI: c8g.metal-24xl")),
-        ({"/proc/device-tree/model": "IBM,9009-42A\0", "/proc/device-tree/ibm,partition-name": "x"},
-         ("guest", "device tree: IBM,9009-42A")),
-        ({"/proc/device-tree/hypervisor/compatible": "linux,kvm\0"},
-         ("guest", "device tree: hypervisor linux,kvm")),
-        ({"/sys/class/dmi/id/sys_vendor": "Example Cloud"}, (None, "")),
-        ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
-          "/sys/firmware/dmi/entries/0-0/raw": f"{'x' * 0x13}\x10"},
-         ("guest", "DMI: virtual machine; DMI: Example Cloud")),
-        ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
-          "/sys/firmware/dmi/entries/0-0/raw": f"{'x' * 0x13}\x0f"},
-         ("metal", "DMI: Example Cloud")),
-        ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
-          "/sys/bus/virtio/devices/virtio0/x": ""},
-         ("guest", "virtio devices; DMI: Example Cloud")),
-        ({"/sys/class/dmi/id/sys_vendor": "Supermicro"}, ("metal", "DMI: Supermicro")),
-        ({"/proc/device-tree/model": "linux,dummy-virt\0"},
-         ("guest", "device tree: linux,dummy-virt")),
-        ({"/proc/device-tree/model": "Raspberry Pi 4 Model B\0"},
-         ("metal", "device tree: Raspberry Pi 4 Model B")),
-        ({"/proc/device-tree/model": "Board\0", "/sys/bus/virtio/devices/virtio0/x": ""},
-         ("guest", "virtio devices; device tree: Board")),
-        ({}, (None, "")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "expected"), [
+    ({"/proc/cpuinfo": "flags : a hypervisor"}, ("guest", "CPU flag hypervisor")),
+    ({"/proc/cpuinfo": "flags : a hypervisors"}, ("metal", "no CPU flag hypervisor")),
+    ({"/proc/cpuinfo": "model name : hypervisor\nflags : a"},
+     ("metal", "no CPU flag hypervisor")),
+    ({"/proc/xen/capabilities": "control_d", "/sys/hypervisor/type": "xen",
+      "/proc/cpuinfo": "flags : hypervisor"}, ("host", "/proc/xen/capabilities: control_d")),
+    ({"/sys/hypervisor/type": "xen"}, ("guest", "/sys/hypervisor/type: xen")),
+    ({"/proc/cpuinfo": "flags : a", "/sys/class/dmi/id/sys_vendor": "Dell Inc."},
+     ("metal", "no CPU flag hypervisor, DMI: Dell Inc.")),
+    # ARM: no flags.
+    ({"/proc/cpuinfo": "Features : fp", "/sys/class/dmi/id/sys_vendor": "QEMU"},
+     ("guest", "DMI: QEMU")),
+    ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2",
+      "/sys/class/dmi/id/product_name": "c6g.large"}, ("guest", "DMI: Amazon EC2 c6g.large")),
+    ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2",
+      "/sys/class/dmi/id/product_name": "c6g.metal"}, ("metal", "DMI: Amazon EC2 c6g.metal")),
+    ({"/sys/class/dmi/id/product_name": "c8g.metal-24xl"}, ("metal", "DMI: c8g.metal-24xl")),
+    ({"/proc/device-tree/model": "IBM,9009-42A\0", "/proc/device-tree/ibm,partition-name": "x"},
+     ("guest", "device tree: IBM,9009-42A")),
+    ({"/proc/device-tree/hypervisor/compatible": "linux,kvm\0"},
+     ("guest", "device tree: hypervisor linux,kvm")),
+    ({"/sys/class/dmi/id/sys_vendor": "Example Cloud"}, (None, "")),
+    ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
+      "/sys/firmware/dmi/entries/0-0/raw": f"{'x' * 0x13}\x10"},
+     ("guest", "DMI: virtual machine; DMI: Example Cloud")),
+    ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
+      "/sys/firmware/dmi/entries/0-0/raw": f"{'x' * 0x13}\x0f"},
+     ("metal", "DMI: Example Cloud")),
+    ({"/sys/class/dmi/id/sys_vendor": "Example Cloud",
+      "/sys/bus/virtio/devices/virtio0/x": ""},
+     ("guest", "virtio devices; DMI: Example Cloud")),
+    ({"/sys/class/dmi/id/sys_vendor": "Supermicro"}, ("metal", "DMI: Supermicro")),
+    ({"/proc/device-tree/model": "linux,dummy-virt\0"},
+     ("guest", "device tree: linux,dummy-virt")),
+    ({"/proc/device-tree/model": "Raspberry Pi 4 Model B\0"},
+     ("metal", "device tree: Raspberry Pi 4 Model B")),
+    ({"/proc/device-tree/model": "Board\0", "/sys/bus/virtio/devices/virtio0/x": ""},
+     ("guest", "virtio devices; device tree: Board")),
+    ({}, (None, "")),
+])  # fmt: skip
 def test_virtualisation(
     tmp_path: Path, files: Dict[str, str], expected: Tuple[Optional[str], str]
 ) -> None:

@@ -33,24 +33,24 @@ from writebackd.types.levers import VmLimits
 
 PIN = 32 * MIB
 THEIRS = VmLimits(96 * MIB, 0, 48 * MIB, 0)
-MakeRig = Callable[[str, FakeHost], Rig]
 Run = Callable[..., Tuple[int, str, str]]
 
 
+class Host(FakeHost):
+    """Starts daemons, each with a runtime directory of its own, called `name`."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(directory / "root")
+        self._directory, self._monkeypatch = directory, monkeypatch
+
+    def daemon(self, name: str) -> Rig:
+        (self._directory / name).mkdir(exist_ok=True)
+        return Rig(self._directory / name, self._monkeypatch, self)
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRig:
-    """A daemon on `host` with a runtime directory of its own, called `name`."""
-
-    def made(name: str, host: FakeHost) -> Rig:
-        (tmp_path / name).mkdir(exist_ok=True)
-        return Rig(tmp_path / name, monkeypatch, host)
-
-    return made
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> FakeHost:
-    return FakeHost(tmp_path / "root")
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(tmp_path, monkeypatch)
 
 
 def pinned(rig: Rig) -> Rig:
@@ -69,23 +69,21 @@ def set_by_somebody(host: FakeVm) -> None:
 # ---- one daemon per host ---------------------------------------------------
 
 
-def test_another_runtime_directory_is_no_way_to_a_second_daemon(
-    host: FakeHost, make: MakeRig
-) -> None:
-    first = pinned(make("one", host))
+def test_another_runtime_directory_is_no_way_to_a_second_daemon(host: Host) -> None:
+    first = pinned(host.daemon("one"))
     with pytest.raises(AlreadyRunning) as refused:
-        make("two", host)
+        host.daemon("two")
     assert f"pid {os.getpid()}, {first.runtime_dir}" in str(refused.value)
     assert "--runtime-dir" not in str(refused.value)
     first.end()
-    make("three", host).end()
+    host.daemon("three").end()
 
 
 def test_the_lock_is_that_of_the_host_whose_limits_are_set(
-    host: FakeHost, make: MakeRig, tmp_path: Path
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = pinned(make("one", host))
-    other = pinned(make("two", FakeHost(tmp_path / "other")))
+    one = pinned(host.daemon("one"))
+    other = pinned(Rig(tmp_path / "other", monkeypatch))
     one.end()
     other.end()
     assert (host.limits, other.host.limits) == (DEFAULT, DEFAULT)
@@ -93,11 +91,11 @@ def test_the_lock_is_that_of_the_host_whose_limits_are_set(
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_what_a_killed_one_left_elsewhere_is_restored_and_no_original(
-    host: FakeHost, make: MakeRig, mode: Mode
+    host: Host, mode: Mode
 ) -> None:
-    killed = pinned(make("one", host))
+    killed = pinned(host.daemon("one"))
     killed.close()
-    second = make("two", host)
+    second = host.daemon("two")
     assert host.limits == DEFAULT and not (killed.runtime_dir / LEDGER).exists()
     assert second.daemon._actuator.originals == DEFAULT
     second.daemon.handle("mode", {"mode": mode.value}, 0)
@@ -105,26 +103,26 @@ def test_what_a_killed_one_left_elsewhere_is_restored_and_no_original(
     assert host.limits == DEFAULT
 
 
-def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: MakeRig) -> None:
-    killed = pinned(make("one", host))
+def test_what_cannot_be_restored_is_no_original_either(host: Host) -> None:
+    killed = pinned(host.daemon("one"))
     killed.close()
     host.write_errors["dirty_ratio"] = (30, False)  # EROFS
     for name in ("two", "three"):  # also not at a second try
         with pytest.raises(AlreadyRunning, match="cannot restore"):
-            make(name, host)
+            host.daemon(name)
     assert saved(killed.runtime_dir / LEDGER).originals == DEFAULT
     host.write_errors.clear()
-    make("four", host).end()
+    host.daemon("four").end()
     assert host.limits == DEFAULT
 
 
 @pytest.mark.parametrize("default", [False, True], ids=["--runtime-dir", "/run/writebackd"])
 @pytest.mark.parametrize("how", ["gone", "anybody's"])
 def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
-    host: FakeHost, make: MakeRig, tmp_path: Path, how: str, default: bool
+    host: Host, tmp_path: Path, how: str, default: bool
 ) -> None:
     """As one in /tmp is hidden from a unit with a /tmp of its own."""
-    killed = pinned(make("one", host))
+    killed = pinned(host.daemon("one"))
     for name in ("two", "three") if default else ():
         (tmp_path / name).mkdir()
         (tmp_path / name / "run").symlink_to(host.path("/run/writebackd"))
@@ -134,15 +132,15 @@ def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
     else:
         killed.runtime_dir.chmod(0o777)
     with pytest.raises(AlreadyRunning, match="--first-found for 20 % / 10 %"):
-        make("two", host)
+        host.daemon("two")
     assert host.limits.dirty_bytes == PIN
     host.sysctl("dirty_ratio", 20)
     host.sysctl("dirty_background_ratio", 10)
-    make("three", host).end()
+    host.daemon("three").end()
 
 
-def test_a_start_that_fails_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
-    rig = make("one", host)
+def test_a_start_that_fails_stands_in_nobodys_way(host: Host) -> None:
+    rig = host.daemon("one")
     rig.end()
     rig._options = replace(rig._options, devices=("nosuch",))
     with pytest.raises(PolicyError, match="nosuch"):
@@ -154,34 +152,32 @@ def test_a_start_that_fails_stands_in_nobodys_way(host: FakeHost, make: MakeRig)
         daemon.run()
     rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
     set_by_somebody(host)
-    make("two", host).end()
+    host.daemon("two").end()
 
 
-def test_a_start_that_fails_leaves_the_record_of_a_ledger(host: FakeHost, make: MakeRig) -> None:
-    rig = pinned(make("one", host))
+def test_a_start_that_fails_leaves_the_record_of_a_ledger(host: Host) -> None:
+    rig = pinned(host.daemon("one"))
     rig.close()
     rig._options = replace(rig._options, devices=("nosuch",))
     with pytest.raises(PolicyError, match="nosuch"):
         rig.start()
     assert runtime_dir_in_use(host.path("/run/writebackd")) == rig.runtime_dir
-    make("two", host).end()
+    host.daemon("two").end()
     assert host.limits == DEFAULT
 
 
-def test_one_that_ended_in_order_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
-    rig = pinned(make("one", host))
+def test_one_that_ended_in_order_stands_in_nobodys_way(host: Host) -> None:
+    rig = pinned(host.daemon("one"))
     rig.end()
     rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
     set_by_somebody(host)
-    make("two", host).end()
+    host.daemon("two").end()
     assert host.limits == THEIRS
 
 
 @pytest.mark.parametrize("off", [False, True], ids=["", "kill switch"])
-def test_a_start_that_observes_restores_what_a_killed_one_left(
-    host: FakeHost, make: MakeRig, off: bool
-) -> None:
-    rig = pinned(make("one", host))
+def test_a_start_that_observes_restores_what_a_killed_one_left(host: Host, off: bool) -> None:
+    rig = pinned(host.daemon("one"))
     rig.close()
     rig._options = replace(rig._options, mode=Mode.ENFORCE if off else Mode.OBSERVE)
     if off:
@@ -193,12 +189,10 @@ def test_a_start_that_observes_restores_what_a_killed_one_left(
     rig.end()
 
 
-def test_the_directory_in_use_counts_while_it_is_the_daemons(
-    host: FakeHost, make: MakeRig
-) -> None:
+def test_the_directory_in_use_counts_while_it_is_the_daemons(host: Host) -> None:
     default = host.path("/run/writebackd")
     assert runtime_dir_in_use(default) == default
-    rig = pinned(make("one", host))
+    rig = pinned(host.daemon("one"))
     assert runtime_dir_in_use(default) == rig.runtime_dir
     rig.runtime_dir.chmod(0o777)  # anybody may have put that ledger there
     assert runtime_dir_in_use(default) == default
@@ -223,9 +217,7 @@ def test_a_directory_of_that_name_by_somebody_else_is_not_believed(tmp_path: Pat
 
 
 @pytest.fixture
-def run(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`writebackctl` without --runtime-dir, as root, on the made-up host."""
     in_use = functools.partial(runtime_dir_in_use, host.path("/run/writebackd"))
     for module in (ctl, client):
@@ -247,10 +239,8 @@ def enforced(rig: Rig) -> List[str]:
     return lines
 
 
-def test_enforce_says_what_exit_restores_and_what_that_was_before(
-    host: FakeHost, make: MakeRig
-) -> None:
-    rig = pinned(make("one", host))
+def test_enforce_says_what_exit_restores_and_what_that_was_before(host: Host) -> None:
+    rig = pinned(host.daemon("one"))
     assert enforced(rig) == ["exit restores 20 % / 10 %"]
     set_by_somebody(host)
     rig.tick()
@@ -264,30 +254,26 @@ def test_enforce_says_what_exit_restores_and_what_that_was_before(
     assert host.limits == THEIRS
 
 
-def test_what_was_found_first_comes_back_after_all(
-    host: FakeHost, make: MakeRig, run: Run
-) -> None:
+def test_what_was_found_first_comes_back_after_all(host: Host, run: Run) -> None:
     """Through a foreign write, `enforce`, the end, and a life with another directory."""
     assert run("restore", "--first-found") == (
         GOOD, f"nothing to restore: there is no {host.path('/run/writebackd') / LEDGER}\n"
         "no writebackd has set limits since boot\n", "")  # fmt: skip
-    rig = pinned(make("one", host))
+    rig = pinned(host.daemon("one"))
     set_by_somebody(host)
     rig.tick()
     enforced(rig)
     rig.tick()
     rig.end()
-    pinned(make("two", host)).close()
+    pinned(host.daemon("two")).close()
     code, out, err = run("restore", "--first-found")
     assert (code, err, host.limits) == (GOOD, "", DEFAULT)
     assert "dirty_ratio=20" in out and "limits at boot: 20 % / 10 %" in out
     assert run("restore")[0] == GOOD and host.limits == DEFAULT
 
 
-def test_found_first_comes_back_beside_a_daemon_which_then_observes(
-    host: FakeHost, make: MakeRig, run: Run
-) -> None:
-    rig = pinned(make("one", host))
+def test_found_first_comes_back_beside_a_daemon_which_then_observes(host: Host, run: Run) -> None:
+    rig = pinned(host.daemon("one"))
     set_by_somebody(host)
     rig.tick()
     enforced(rig)
@@ -303,10 +289,8 @@ def test_found_first_comes_back_beside_a_daemon_which_then_observes(
     assert host.limits == DEFAULT
 
 
-def test_found_first_that_cannot_be_written_is_bad_news(
-    host: FakeHost, make: MakeRig, run: Run
-) -> None:
-    rig = pinned(make("one", host))
+def test_found_first_that_cannot_be_written_is_bad_news(host: Host, run: Run) -> None:
+    rig = pinned(host.daemon("one"))
     set_by_somebody(host)
     rig.end()
     host.write_errors["dirty_ratio"] = (30, False)  # EROFS
@@ -316,10 +300,8 @@ def test_found_first_that_cannot_be_written_is_bad_news(
     assert list(schema.problems(answer, schema.load("restore"))) == []
 
 
-def test_nothing_is_written_where_found_first_cannot_be_kept(
-    host: FakeHost, make: MakeRig
-) -> None:
-    rig = make("one", host)
+def test_nothing_is_written_where_found_first_cannot_be_kept(host: Host) -> None:
+    rig = host.daemon("one")
     first = host.path("/run/writebackd") / FIRST
     first.mkdir()
     rig.tick(2)
@@ -334,13 +316,13 @@ def test_nothing_is_written_where_found_first_cannot_be_kept(
     rig.end()
 
 
-def test_found_first_is_of_this_boot(host: FakeHost, make: MakeRig) -> None:
-    pinned(make("one", host)).end()
+def test_found_first_is_of_this_boot(host: Host) -> None:
+    pinned(host.daemon("one")).end()
     assert first_found(host) == DEFAULT
     host.boot_id = "1" + host.boot_id[1:]
     assert first_found(host) is None
     set_by_somebody(host)
-    pinned(make("two", host)).end()
+    pinned(host.daemon("two")).end()
     assert first_found(host) == THEIRS
     host.errors["/proc/sys/kernel/random/boot_id"] = 5
     assert first_found(host) == THEIRS, "of which boot is not known for a moment"
@@ -356,9 +338,9 @@ def test_words_for_limits() -> None:
 
 @pytest.mark.parametrize("words", [["status"], ["verify"], ["alerts"], ["alerts", "--check"]])
 def test_without_a_daemon_its_limits_are_told_with_the_way_back(
-    host: FakeHost, make: MakeRig, run: Run, words: List[str]
+    host: Host, run: Run, words: List[str]
 ) -> None:
-    rig = pinned(make("one", host))
+    rig = pinned(host.daemon("one"))
     words = words + (["--state-dir", str(rig._options.state_dir)] if words[0] == "alerts" else [])
     background = host.limits.dirty_background_bytes
     rig.close()
@@ -378,9 +360,9 @@ def test_without_a_daemon_its_limits_are_told_with_the_way_back(
 
 
 def test_limits_of_somebody_else_or_kept_or_of_a_live_daemon_are_told_as_such(
-    host: FakeHost, make: MakeRig, run: Run, monkeypatch: pytest.MonkeyPatch
+    host: Host, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = pinned(make("one", host))
+    rig = pinned(host.daemon("one"))
     ledger = rig.runtime_dir / LEDGER
     assert "in force" not in run("status")[2]  # it lives; where it has no socket, it starts
     rig.close()

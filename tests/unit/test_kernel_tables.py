@@ -54,16 +54,13 @@ def test_each_test_has_its_outcome_with_the_first_line_of_why() -> None:
     assert properties == {"miss": ["a", "b"]}
 
 
-@pytest.mark.parametrize(
-    "outcomes, cell",
-    [
-        ([], "not run"),
-        ([PASSED, PASSED], "yes"),
-        ([PASSED, "skipped: no bfq"], "1 of 2"),
-        (["skipped: no bfq"], "no"),
-        ([PASSED, "skipped: no bfq", "failed: "], "**1 of 3 failed**"),
-    ],
-)
+@pytest.mark.parametrize("outcomes, cell", [
+    ([], "not run"),
+    ([PASSED, PASSED], "yes"),
+    ([PASSED, "skipped: no bfq"], "1 of 2"),
+    (["skipped: no bfq"], "no"),
+    ([PASSED, "skipped: no bfq", "failed: "], "**1 of 3 failed**"),
+])  # fmt: skip
 def test_a_cell_says_yes_only_where_all_passed(outcomes: "list[str]", cell: str) -> None:
     rows = {str(number): outcome for number, outcome in enumerate(outcomes)}
     tests = {"daemon_cases.test_a_flood_is_held_with_its_fsyncs_seen": rows} if rows else {}

@@ -233,14 +233,10 @@ def test_no_flipped_bit_changes_what_is_read(path: Path) -> None:
     assert harmless < 100  # blanks between the values
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b" " * (MOST_BYTES + 1),
-        json.dumps(with_checksum({"version": 3, "devices": {}})).encode(),
-    ],
-    ids=["empty", "list", "null", "object", "binary", "deep", "large", "newer"],
-)  # fmt: skip
+@pytest.mark.parametrize("data", [
+    b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b" " * (MOST_BYTES + 1),
+    json.dumps(with_checksum({"version": 3, "devices": {}})).encode(),
+], ids=["empty", "list", "null", "object", "binary", "deep", "large", "newer"])  # fmt: skip
 def test_a_foreign_file_is_set_aside_with_one_line(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

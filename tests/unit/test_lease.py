@@ -528,21 +528,18 @@ def test_what_is_refused_after_the_loss_writes_nothing(host: Host) -> None:
 # ---- ExecStopPost= ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("result", "code", "status", "follows"),
-    [
-        ("success", "exited", "0", False),
-        ("success", "killed", "TERM", False),
-        ("signal", "killed", "KILL", True),
-        ("core-dump", "dumped", "ABRT", True),
-        ("watchdog", "dumped", "ABRT", True),
-        ("oom-kill", "killed", "KILL", True),
-        ("exit-code", "exited", "1", True),
-        ("exit-code", "exited", "2", False),  # RestartPreventExitStatus=2 4
-        ("exit-code", "exited", "4", False),
-        ("start-limit-hit", "exited", "1", False),
-    ],
-)
+@pytest.mark.parametrize(("result", "code", "status", "follows"), [
+    ("success", "exited", "0", False),
+    ("success", "killed", "TERM", False),
+    ("signal", "killed", "KILL", True),
+    ("core-dump", "dumped", "ABRT", True),
+    ("watchdog", "dumped", "ABRT", True),
+    ("oom-kill", "killed", "KILL", True),
+    ("exit-code", "exited", "1", True),
+    ("exit-code", "exited", "2", False),  # RestartPreventExitStatus=2 4
+    ("exit-code", "exited", "4", False),
+    ("start-limit-hit", "exited", "1", False),
+])  # fmt: skip
 def test_a_restart_follows_as_the_unit_says(
     result: str, code: str, status: str, follows: bool
 ) -> None:

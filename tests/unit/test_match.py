@@ -342,14 +342,11 @@ def test_a_desktop_caps_sticks_whatever_they_are_called() -> None:
     assert policy.for_device("sdb", "8:16").ceiling_bytes == 512 << 20
 
 
-@pytest.mark.parametrize(
-    ("pattern", "driver", "found"),
-    [
-        ("driver:usb-storage", "usb-storage", True), ("driver:usb-*", "usb-storage", True),
-        ("driver:usb", "usb-storage", False), ("driver:*", "ahci", True),
-        ("driver:*", None, False), ("usb-storage", "usb-storage", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pattern", "driver", "found"), [
+    ("driver:usb-storage", "usb-storage", True), ("driver:usb-*", "usb-storage", True),
+    ("driver:usb", "usb-storage", False), ("driver:*", "ahci", True),
+    ("driver:*", None, False), ("usb-storage", "usb-storage", False),
+])  # fmt: skip
 def test_patterns_of_drivers(
     tmp_path: Path, pattern: str, driver: Optional[str], found: bool
 ) -> None:

@@ -123,19 +123,16 @@ def test_head_has_no_body(loop: Loop) -> None:
     assert int(fields["Content-Length"]) > 1000
 
 
-@pytest.mark.parametrize(
-    ("request_line", "status"),
-    [
-        (b"GET / HTTP/1.1", 404),
-        (b"GET /metrics?a=b HTTP/1.0", 200),
-        (b"GET /metrics/../etc HTTP/1.1", 404),
-        (b"POST /metrics HTTP/1.1", 405),
-        (b"GET /metrics", 400),
-        (b'{"verb": "status"}', 400),
-        (b"\xff\x00 \x01", 400),
-        (b"", 400),
-    ],
-)
+@pytest.mark.parametrize(("request_line", "status"), [
+    (b"GET / HTTP/1.1", 404),
+    (b"GET /metrics?a=b HTTP/1.0", 200),
+    (b"GET /metrics/../etc HTTP/1.1", 404),
+    (b"POST /metrics HTTP/1.1", 405),
+    (b"GET /metrics", 400),
+    (b'{"verb": "status"}', 400),
+    (b"\xff\x00 \x01", 400),
+    (b"", 400),
+])  # fmt: skip
 def test_other_requests_are_refused(loop: Loop, request_line: bytes, status: int) -> None:
     assert loop.ask(request_line + b"\r\n\r\n")[0] == status
 
@@ -288,24 +285,21 @@ def test_addresses(tmp_path: Path) -> None:
     assert metrics_of(tmp_path, "http = [::1]:65535").http == ("::1", 65535)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("0.0.0.0:9900", "0.0.0.0 is not a loopback address.* use 127.0.0.1"),
-        ("192.168.1.7:9900", "is not a loopback address"),
-        ("[::]:9900", "is not a loopback address"),
-        ("[::ffff:10.0.0.1]:9900", "is not a loopback address"),
-        ("9900", "write 127.0.0.1:9900"),
-        (":9900", "write 127.0.0.1:9900"),
-        ("localhost:9900", "write 127.0.0.1:9900"),
-        ("::1:9900", "write 127.0.0.1:9900"),
-        ("[127.0.0.1]:9900", "write 127.0.0.1:9900"),
-        ("127.0.0.1:0", "use 1 to 65535"),
-        ("127.0.0.1:65536", "use 1 to 65535"),
-        ("127.0.0.1:x", "use 1 to 65535"),
-        ("127.0.0.1:", "use 1 to 65535"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("0.0.0.0:9900", "0.0.0.0 is not a loopback address.* use 127.0.0.1"),
+    ("192.168.1.7:9900", "is not a loopback address"),
+    ("[::]:9900", "is not a loopback address"),
+    ("[::ffff:10.0.0.1]:9900", "is not a loopback address"),
+    ("9900", "write 127.0.0.1:9900"),
+    (":9900", "write 127.0.0.1:9900"),
+    ("localhost:9900", "write 127.0.0.1:9900"),
+    ("::1:9900", "write 127.0.0.1:9900"),
+    ("[127.0.0.1]:9900", "write 127.0.0.1:9900"),
+    ("127.0.0.1:0", "use 1 to 65535"),
+    ("127.0.0.1:65536", "use 1 to 65535"),
+    ("127.0.0.1:x", "use 1 to 65535"),
+    ("127.0.0.1:", "use 1 to 65535"),
+])  # fmt: skip
 def test_other_addresses_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PolicyError, match=rf"p\.conf:2: http: .*{message}"):
         metrics_of(tmp_path, f"http = {text}")

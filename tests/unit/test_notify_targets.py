@@ -284,16 +284,13 @@ def test_what_burns_again_is_not_resolved(peer: Peer) -> None:
     route.end()
 
 
-@pytest.mark.parametrize(
-    "bad, said",
-    [
-        (ConnectionRefusedError(111, "Connection refused"), "refused"),
-        (TimeoutError("timed out"), "timed out"),
-        (Answer(500, "database\nis gone"), "HTTP status 500: database?is gone"),
-        (ValueError("the answer is not HTTP"), "not HTTP"),
-        (RuntimeError("a bug of ours"), "RuntimeError('a bug of ours')"),
-    ],
-)
+@pytest.mark.parametrize("bad, said", [
+    (ConnectionRefusedError(111, "Connection refused"), "refused"),
+    (TimeoutError("timed out"), "timed out"),
+    (Answer(500, "database\nis gone"), "HTTP status 500: database?is gone"),
+    (ValueError("the answer is not HTTP"), "not HTTP"),
+    (RuntimeError("a bug of ours"), "RuntimeError('a bug of ours')"),
+])  # fmt: skip
 def test_after_a_dead_time_it_knows_all(peer: Peer, bad: Any, said: str) -> None:
     peer.answer = bad
     route = route_to(peer)
@@ -569,14 +566,11 @@ def test_output_without_end_and_input_unread(tmp_path: Path) -> None:
     run_program([script(tmp_path / "closed", "exec >&- 2>&-; sleep 0.2")], b"", 5.0)
 
 
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (["/nonexistent/hook"], "/nonexistent/hook: No such file"),
-        (["setpriv-is-missing", "/bin/true"], "setpriv-is-missing: No such file"),
-        (["/etc/passwd"], "/etc/passwd: Permission denied"),
-    ],
-)
+@pytest.mark.parametrize("argv, said", [
+    (["/nonexistent/hook"], "/nonexistent/hook: No such file"),
+    (["setpriv-is-missing", "/bin/true"], "setpriv-is-missing: No such file"),
+    (["/etc/passwd"], "/etc/passwd: Permission denied"),
+])  # fmt: skip
 def test_one_that_cannot_be_started(argv: List[str], said: str) -> None:
     with pytest.raises(RouteError, match=f"cannot start: {said}") as caught:
         run_program(argv, b"", 1.0)

@@ -3,26 +3,40 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
 import samples
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
-from plant import DISK
+from plant import DISK, HOST, RATIOS, latencies
+from samples import flooded
+from writebackd.control.law import Bounds
+from writebackd.control.pace_law import follow_pace
 from writebackd.control.pacing.domain import QUIET_S, WIDE_S, divide
 from writebackd.control.pacing.exclusions import NEVER, objection, slices_of, unit_of
-from writebackd.control.pacing.pace import MOST_SYNCERS, remember_syncers
+from writebackd.control.pacing.pace import MOST_SYNCERS, pace, remember_syncers
+from writebackd.estimate.drain import Writes, update_drain
 from writebackd.policy import load_policy
 from writebackd.policy.keys import Protect
 from writebackd.policy.schema import Policy
-from writebackd.tuning import EVERY_S, SPEND
+from writebackd.tuning import CREEP, EVERY_S, RISE, SPEND
 from writebackd.types.core_memory import Memory, PaceMemory
-from writebackd.types.decision import Decision, DeviceState, Mode
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
-from writebackd.types.samples import CgroupControl, CgroupSample, Sample
+from writebackd.types.samples import (
+    CgroupControl,
+    CgroupSample,
+    DeviceSample,
+    Sample,
+    SyncSample,
+    VmState,
+)
+from writebackd.types.storage import Device
 
 NOW = 1000.0
 WIDE = 400 << 20
@@ -72,50 +86,44 @@ def test_a_plain_service_may_be_paced() -> None:
     assert why(group()) == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/", "root"),
-        ("/user.slice/user-1000.slice", "all processes of a user"),
-        ("/user.slice/user-1000.slice/user@1000.service", "own systemd"),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "own systemd"),
-        ("/kubepods.slice/kubepods-burstable.slice/cri-1.scope", "Kubernetes"),
-        ("/kubepods/besteffort/pod1/2", "Kubernetes"),
-        ("/system.slice/systemd-journald.service", "never"),
-        ("/system.slice/ssh.service", "never"),
-        ("/system.slice/sshd.service", "never"),
-        ("/system.slice/system-sshd.slice/sshd@1.service", "never"),
-        ("/system.slice/writebackd.service", "never"),
-        ("/system.slice/docker-0123.scope", "never"),
-    ],
-)
+@pytest.mark.parametrize(("path", "reason"), [
+    ("/", "root"),
+    ("/user.slice/user-1000.slice", "all processes of a user"),
+    ("/user.slice/user-1000.slice/user@1000.service", "own systemd"),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "own systemd"),
+    ("/kubepods.slice/kubepods-burstable.slice/cri-1.scope", "Kubernetes"),
+    ("/kubepods/besteffort/pod1/2", "Kubernetes"),
+    ("/system.slice/systemd-journald.service", "never"),
+    ("/system.slice/ssh.service", "never"),
+    ("/system.slice/sshd.service", "never"),
+    ("/system.slice/system-sshd.slice/sshd@1.service", "never"),
+    ("/system.slice/writebackd.service", "never"),
+    ("/system.slice/docker-0123.scope", "never"),
+])  # fmt: skip
 def test_never_paced(path: str, reason: str) -> None:
     assert reason in why(group(path))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/docker/{'1f' * 32}",
-        "/docker/web",
-        f"/system.slice/{'1f' * 32}",
-        f"/system.slice/nerdctl-{'1f' * 32}.scope",
-        f"/default/{'1f' * 32}",
-        "/lxc/101",
-        "/lxc/101/ns",
-        "/lxc/101/ns/system.slice/nginx.service",
-        "/lxc.payload.c1",
-        "/lxc.payload.c1/system.slice/nginx.service",
-        "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
-        "/libpod_parent/libpod-12",
-        "/machine.slice/machine-c1.scope/payload",
-        "/machine.slice/c1.service",
-        # Whatever made it.
-        "/anything/system.slice/nginx.service",
-        "/a/b/c/nginx.service",
-        "/system.slice/runner.service/payload/system.slice/nginx.service",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    f"/docker/{'1f' * 32}",
+    "/docker/web",
+    f"/system.slice/{'1f' * 32}",
+    f"/system.slice/nerdctl-{'1f' * 32}.scope",
+    f"/default/{'1f' * 32}",
+    "/lxc/101",
+    "/lxc/101/ns",
+    "/lxc/101/ns/system.slice/nginx.service",
+    "/lxc.payload.c1",
+    "/lxc.payload.c1/system.slice/nginx.service",
+    "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
+    "/libpod_parent/libpod-12",
+    "/machine.slice/machine-c1.scope/payload",
+    "/machine.slice/c1.service",
+    # Whatever made it.
+    "/anything/system.slice/nginx.service",
+    "/a/b/c/nginx.service",
+    "/system.slice/runner.service/payload/system.slice/nginx.service",
+])  # fmt: skip
 def test_a_container_is_never_paced_whatever_it_calls_its_units(path: str) -> None:
     assert "container" in why(group(path))
 
@@ -680,3 +688,192 @@ def test_it_ends_with_the_policy() -> None:
     host.policy = policy(pace="off")
     assert not host.tick().settings
     assert not host.memory.paces
+
+
+# ==== the limit under a pace ==========================================================
+
+
+R = 100e6
+BOUNDS = Bounds(
+    floor=1 << 20, ceiling=1 << 30, delay_s=16e-3,
+    rest_bytes=4e6, spend=0.2, keep=0.95,
+)  # fmt: skip
+QUICK, SLOW = latencies(0.1e-3, 2000), latencies(20e-3, 50)
+KNOWN = DeviceMemory(
+    baseline_s=0.1e-3, drain_rate=R, drain=Drain(rate=0.8 * R), law=LawMemory(2e6)
+)
+
+
+def feed(
+    memory: DeviceMemory, seconds: int, rate: float, pace: float, full: bool, held: bool = True
+) -> DeviceMemory:
+    """Ticks of a second with a flood of `rate` under `pace`."""
+    sync = SyncSample(fsyncs=1, latency=SLOW if full else QUICK)
+    sample = DeviceSample(DISK, busy_share=0.9, sync=sync)
+    for _ in range(seconds):
+        writes = Writes(rate, rate, True, held, False, True)
+        memory = update_drain(writes, sample, memory, 0, 1.0, pace)
+    return memory
+
+
+# ---- R, and what a sync costs ------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_a_pace_leaves_of_the_media_is_the_syncs(full: bool) -> None:
+    memory = feed(KNOWN, 60, 0.8 * R, 0.8 * R, full)
+    spent = memory.drain.sync_rate * memory.drain.price_s
+    assert spent == pytest.approx(0.2, rel=0.1)
+    assert memory.drain_rate == R
+
+
+def test_a_flood_that_does_not_use_its_pace_tells_nothing_of_the_price() -> None:
+    for full in (True, False):
+        assert feed(KNOWN, 60, 0.6 * R, 0.8 * R, full, held=False).drain.lost_s == 0.0
+
+
+def test_what_a_sweep_takes_of_the_media_is_the_syncs_as_well() -> None:
+    memory = feed(KNOWN, 30, 0.8 * R, 0.8 * R, full=False)
+    swept = feed(memory, 3, 0.2 * R, 0.8 * R, full=False)
+    assert swept.drain.lost_s > memory.drain.lost_s + 1.0
+
+
+def test_a_disk_that_takes_its_pace_is_as_fast_as_it_was() -> None:
+    for taken in (0.5 * R, 0.75 * R, 0.9 * R):
+        assert feed(KNOWN, 60, taken, taken, full=True).drain_rate == R
+
+
+@pytest.mark.parametrize("pace,rate", [(0.85, 0.5), (0.95, 0.5), (0.6, 0.3)])
+def test_a_disk_that_stays_full_and_below_its_pace_has_become_slower(
+    pace: float, rate: float
+) -> None:
+    known = replace(KNOWN, drain=replace(KNOWN.drain, lost_s=4.0, syncs=60e3))
+    assert feed(known, 15, rate * R, pace * R, full=True).drain_rate == pytest.approx(rate * R)
+    assert feed(known, 4, rate * R, pace * R, full=True).drain_rate == R
+    # With room in the cache nobody knows why so little is written.
+    assert feed(known, 60, rate * R, pace * R, full=False).drain_rate == R
+
+
+def test_a_disk_that_is_full_above_the_drain_rate_is_faster() -> None:
+    assert feed(KNOWN, 20, 1.3 * R, 1.3 * R, full=True).drain_rate == pytest.approx(
+        1.3 * R, rel=0.05)
+
+
+def test_a_pace_of_the_run_before_is_what_is_known_of_the_drain_rate() -> None:
+    memory = feed(replace(KNOWN, drain_rate=None), 3, 0.8 * R, 0.8 * R, full=False)
+    assert memory.drain_rate == 0.8 * R
+
+
+# ---- the pace ----------------------------------------------------------------
+
+
+def steered(
+    pace: float, spent: float, full_s: float, bounds: Bounds = BOUNDS, **changes: Any
+) -> Tuple[float, Rule]:
+    """The next pace, in parts of R, and the branch."""
+    rate = changes.pop("rate", pace)
+    drain = Drain(rate=rate * R, sync_rate=1000.0, lost_s=spent, syncs=1000.0,
+                  full_s=max(0.0, full_s), room_s=max(0.0, -full_s))  # fmt: skip
+    estimate = samples.flooded("sda", 0.1, 0.2, 100.0, 0.5)
+    known = {"full": full_s > 0, "held_back": True, "commit_p99_s": 0.01, **changes}
+    estimate = replace(estimate, **known)
+    by, rule = follow_pace(drain, estimate, bounds, pace * R, R)
+    return by * pace, rule
+
+
+def test_full_and_cheap_it_is_cut_to_what_the_flood_keeps() -> None:
+    assert steered(0.95, 0.05, 2.0)[0] == pytest.approx(0.8)
+    now, rule = steered(0.8, 0.05, 2.0)
+    assert now == pytest.approx(0.8) and rule is Rule.STEADY
+    assert steered(0.95, 0.05, 2.0, replace(BOUNDS, spend=0.1))[0] == pytest.approx(0.9)
+
+
+def test_below_what_the_flood_keeps_it_goes_up() -> None:
+    now, _ = steered(0.5, 0.1, 2.0)
+    assert now == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("full_s", [2.0, -2.0])
+def test_where_syncs_cost_more_than_they_may_it_goes_up(full_s: float) -> None:
+    now, rule = steered(0.75, 0.25, full_s)
+    assert now == pytest.approx(0.9375) and rule is Rule.DEAR
+    # Above R the cache fills, and fewer syncs get through.
+    assert steered(0.8, 0.6, full_s)[0] == pytest.approx(RISE * 0.8)
+
+
+def test_with_room_it_is_what_syncs_leave_and_slowly_more() -> None:
+    assert steered(0.9, 0.18, -1.0)[0] == pytest.approx(0.82, rel=0.01)
+    now, rule = steered(0.8, 0.0, -4.0)
+    assert now == pytest.approx(0.8 * (1.0 + 16 * CREEP)) and rule is Rule.ROOM
+    now, _ = steered(1.3, 0.0, -20.0)
+    assert now == pytest.approx(BOUNDS.keep * (1.0 + 400 * CREEP))
+
+
+def test_a_flood_that_does_not_use_it_gets_no_more() -> None:
+    now, rule = steered(0.8, 0.0, -9.0, rate=0.5, held_back=False)
+    assert now == pytest.approx(0.8) and rule is Rule.LOOSE
+
+
+# ==== many units ======================================================================
+
+
+LINE = "rbps=max wbps=1048576 riops=max wiops=max"
+
+
+def calls_of(disks: int, shared: bool, held: bool) -> int:
+    """Function calls of one tick of pacing: of `disks` flooded disks, each with its flood.
+
+    `shared`: they are volumes over the same two leaf disks.
+    """
+    policy = load_policy("default", root=Path("/nonexistent"))
+    policy = replace(policy, levers=replace(policy.levers, pace="on"))
+    names = [f"d{n}" for n in range(disks)]
+    devnos = {name: f"8:{n}" for n, name in enumerate(names)}
+    leaves = {name: ("9:0", "9:1") if shared else (devnos[name],) for name in names}
+    paths = {name: f"/system.slice/{name}.service" for name in names[:32]}
+    sample = Sample(
+        time_s=1000.0, wall_s=1000.0, dt_s=1.0, host=HOST,
+        vm=VmState(RATIOS, 1 << 30, 0, 1 << 30, 1 << 29),
+        devices=tuple(
+            DeviceSample(Device(name, devnos[name], devnos[name], (), leaves[name]))
+            for name in names
+        ),
+        cgroups=tuple(
+            CgroupSample(n, path, name, 1 << 26, control=CgroupControl(
+                io_max=((devnos[name], LINE),), written=((devnos[name], 1 << 26),)))
+            for n, (name, path) in enumerate(paths.items())
+        ),
+    )  # fmt: skip
+    estimates = {name: flooded(name, 0.1, 0.2, 100.0, 0.5) for name in names}
+    if shared and not held:
+        estimates = {name: replace(each, flooded=False) for name, each in estimates.items()}
+    wants = [DeviceDecision(name, DeviceState.GUARD, 1 << 20, "", demand=True) for name in names]
+    paces: Dict[str, PaceMemory] = {}
+    if held:
+        paces = {
+            devnos[name]: PaceMemory(rate=2e6, rates={path: 2000000}, wrote_s=1000.0)
+            for name, path in paths.items()
+        }
+    memory = Memory(devices={name: DeviceMemory() for name in names}, paces=paces)
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        paced = pace(policy, memory, sample, estimates, wants, dict(memory.devices))
+    finally:
+        sys.setprofile(None)
+    assert bool(paced.settings) is held
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("shared", "held"), [(False, False), (False, True), (True, False)],
+    ids=["disks", "paced disks", "volumes of one array"],
+)  # fmt: skip
+def test_a_tick_costs_in_proportion_to_the_disks(shared: bool, held: bool) -> None:
+    few, many = calls_of(64, shared, held), calls_of(512, shared, held)
+    assert many < 1.3 * 8 * few

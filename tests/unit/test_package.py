@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Dict, Set
+from typing import Dict, Set, Tuple
 
 import pytest
 
@@ -26,6 +26,7 @@ FOR_BCC = "writebackd/_bpf/writeback.bcc.c"
 COMPILE = [sys.executable, "bpf/build_backend.py"]
 NO_COMPILER = {"CLANG": "no-such-clang", "LLVM_STRIP": "no-such-strip"}
 EM_BPF = 247  # elf.h
+EXTRA = "writebackd/passing.py"
 PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
 
 
@@ -44,10 +45,20 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> zipfile.ZipFile:
+    """With a file that is gone before anything else is built of the checkout."""
+    extra = checkout / "agent" / EXTRA
+    extra.write_text("")
     result = build(checkout, checkout.parent / "wheel")
     assert result.returncode == 0, result.stdout
+    extra.unlink()
     (path,) = (checkout.parent / "wheel").glob("*.whl")
     return zipfile.ZipFile(path)
+
+
+@pytest.fixture
+def compiled(checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> Path:
+    """A checkout of the test's own, with the objects that were compiled of it."""
+    return Path(shutil.copytree(checkout, tmp_path / "copy", symlinks=True))
 
 
 def in_wheel(wheel: zipfile.ZipFile, end: str) -> str:
@@ -58,7 +69,7 @@ def in_wheel(wheel: zipfile.ZipFile, end: str) -> str:
 def test_wheel_holds_every_module_and_policy(checkout: Path, wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     source = checkout / "agent"
-    assert {str(path.relative_to(source)) for path in source.rglob("*.py")} <= names
+    assert {EXTRA, *(str(path.relative_to(source)) for path in source.rglob("*.py"))} <= names
     policies = {f"writebackd/policies/{path.name}" for path in checkout.glob("policies/*.conf")}
     assert "writebackd/policies/default.conf" in policies
     assert policies <= names
@@ -146,25 +157,10 @@ def test_all_commands_start(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
         assert (result.returncode, "usage:" in result.stdout) == (0, True), result.stdout
 
 
-def test_a_file_deleted_from_the_source_leaves_the_next_wheel(
-    checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path
-) -> None:
-    extra = checkout / "agent" / "writebackd" / "passing.py"
-    extra.write_text("")
-    assert build(checkout, tmp_path / "one").returncode == 0
-    extra.unlink()
-    assert build(checkout, tmp_path / "two").returncode == 0
-    held = [
-        "writebackd/passing.py" in zipfile.ZipFile(next((tmp_path / out).glob("*.whl"))).namelist()
-        for out in ("one", "two")
-    ]
-    assert held == [True, False]
-
-
 def test_without_probe(checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """And without a file that was deleted since the wheel before; objects that are there stay."""
     copy = copy_checkout(tmp_path / "copy")
-    compiled = {*OBJECTS, FOR_BCC}
-    for source, missing in ((copy, compiled), (checkout, set())):  # those that are there stay
+    for source, missing in ((copy, {EXTRA, *OBJECTS, FOR_BCC}), (checkout, {EXTRA})):
         out = tmp_path / source.name
         result = build(source, out, "--config-settings", "probe=no")
         assert result.returncode == 0, result.stdout
@@ -189,10 +185,11 @@ def test_a_build_that_cannot_be_done_says_what_to_do(
     assert "Traceback" not in result.stdout
 
 
-def test_a_source_distribution_needs_no_compiler(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    copy = copy_checkout(tmp_path / "copy")
+def test_a_source_distribution_needs_no_compiler(
+    wheel: zipfile.ZipFile, compiled: Path, tmp_path: Path
+) -> None:
     pack = f"import build_backend; build_backend.build_sdist({str(tmp_path)!r})"
-    packed = run([sys.executable, "-c", pack], copy, PYTHONPATH=str(copy / "bpf"))
+    packed = run([sys.executable, "-c", pack], compiled, PYTHONPATH=str(compiled / "bpf"))
     assert packed.returncode == 0, packed.stdout
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path)
@@ -206,28 +203,28 @@ def test_a_source_distribution_needs_no_compiler(wheel: zipfile.ZipFile, tmp_pat
 
 
 def test_objects_of_other_sources_are_compiled_anew(
-    wheel: zipfile.ZipFile, tmp_path: Path
+    wheel: zipfile.ZipFile, compiled: Path
 ) -> None:
-    copy = copy_checkout(tmp_path / "copy")
-    assert run(COMPILE, copy).returncode == 0
     # The same question as agent/setup.sh asks, before it installs a compiler.
     ask = ["sha256sum", "--check", "--status", "agent/writebackd/_bpf/sha256sums"]
-    assert (run(COMPILE, copy, **NO_COMPILER).returncode, run(ask, copy).returncode) == (0, 0)
-    with (copy / "bpf" / "compat.h").open("a") as source:
+
+    def codes(**variables: str) -> Tuple[int, int]:
+        return run(COMPILE, compiled, **variables).returncode, run(ask, compiled).returncode
+
+    assert codes(**NO_COMPILER) == (0, 0)
+    with (compiled / "bpf" / "compat.h").open("a") as source:
         source.write("/* changed */\n")
-    result = run(COMPILE, copy, **NO_COMPILER)
-    assert (result.returncode, run(ask, copy).returncode) == (1, 1)
-    assert "clang not found" in result.stdout
-    assert (run(COMPILE, copy).returncode, run(ask, copy).returncode) == (0, 0)
-    (copy / "agent" / OBJECTS[0]).unlink()
-    assert (run(COMPILE, copy).returncode, run(ask, copy).returncode) == (0, 0)
-    assert (copy / "agent" / OBJECTS[0]).read_bytes() == wheel.read(OBJECTS[0])
+    assert codes(**NO_COMPILER) == (1, 1)
+    assert codes() == (0, 0)
+    (compiled / "agent" / OBJECTS[0]).unlink()
+    assert codes() == (0, 0)
+    assert (compiled / "agent" / OBJECTS[0]).read_bytes() == wheel.read(OBJECTS[0])
 
 
 def test_setup_installs_a_compiler_only_where_it_has_to_compile(
-    checkout: Path, tmp_path: Path
+    compiled: Path, tmp_path: Path
 ) -> None:
-    copy, stubs = copy_checkout(tmp_path / "copy"), tmp_path / "bin"
+    stubs = tmp_path / "bin"
     stubs.mkdir()
     # Nothing is installed, and who asks may not install: it says what is missing.
     for name, text in (("dpkg-query", "exit 1"), ("id", "echo 1000"), ("apt-get", "exit 1")):
@@ -235,26 +232,23 @@ def test_setup_installs_a_compiler_only_where_it_has_to_compile(
         (stubs / name).chmod(0o755)
 
     def wanted(what: str) -> Set[str]:
-        done = run(["agent/setup.sh", what], copy, PATH=f"{stubs}:{os.environ['PATH']}")
+        done = run(["agent/setup.sh", what], compiled, PATH=f"{stubs}:{os.environ['PATH']}")
         assert done.returncode == 4 and "libbpf1" in done.stdout, done.stdout
         return {"clang", "llvm", "libbpf-dev", "bpftool"} & set(done.stdout.split())
 
-    assert wanted("run") == {"clang", "llvm", "libbpf-dev"}
-    assert run(COMPILE, copy).returncode == 0
     assert wanted("run") == set()
     assert wanted("test") == {"clang", "llvm", "libbpf-dev"}
+    shutil.rmtree(compiled / "agent/writebackd/_bpf")
+    assert wanted("run") == {"clang", "llvm", "libbpf-dev"}
 
 
-def test_a_broken_source_leaves_the_last_object(checkout: Path, tmp_path: Path) -> None:
-    copy = copy_checkout(tmp_path / "copy")
-    assert run(COMPILE, copy).returncode == 0
-    good = [(copy / "agent" / name).read_bytes() for name in OBJECTS]
-    with (copy / "bpf" / "writeback.bpf.c").open("a") as source:
+def test_a_broken_source_leaves_the_last_object(wheel: zipfile.ZipFile, compiled: Path) -> None:
+    with (compiled / "bpf" / "writeback.bpf.c").open("a") as source:
         source.write("\nint broken(\n")
-    result = run(COMPILE, copy)
-    assert result.returncode == 1
-    assert [(copy / "agent" / name).read_bytes() for name in OBJECTS] == good
-    assert "compiling bpf/ failed" in result.stdout
+    result = run(COMPILE, compiled)
+    assert result.returncode == 1 and "compiling bpf/ failed" in result.stdout
+    for name in OBJECTS:
+        assert (compiled / "agent" / name).read_bytes() == wheel.read(name)
 
 
 @pytest.fixture(scope="module")

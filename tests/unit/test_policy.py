@@ -167,17 +167,14 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("missing", ": cannot read it: No such file or directory: check the path"),
-        ("directory", ": cannot read it: Is a directory"),
-        ("fifo", ": not a regular file"),
-        ("dangling link", ": cannot read it: No such file"),
-        ("huge", ": larger than 1 MiB"),
-        ("latin-1", ":3: byte 0xfc is not UTF-8: save it as UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), [
+    ("missing", ": cannot read it: No such file or directory: check the path"),
+    ("directory", ": cannot read it: Is a directory"),
+    ("fifo", ": not a regular file"),
+    ("dangling link", ": cannot read it: No such file"),
+    ("huge", ": larger than 1 MiB"),
+    ("latin-1", ":3: byte 0xfc is not UTF-8: save it as UTF-8"),
+])  # fmt: skip
 def test_unreadable_base_and_drop_in(tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "p.conf"
     UNREADABLE[kind](path)

@@ -484,16 +484,13 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
 
 
-@pytest.mark.parametrize(
-    "text, what",
-    [
-        ("[probe]\ntalkers = off\n", "[probe]"),
-        ("[metrics]\ntextfile-interval = 30s\n", "[metrics]"),
-        ("[limits]\nlease = 20s\n", "[limits] lease"),
-        ("[history]\nsamples = 1G\n", "[history] samples"),
-        ("[limits]\nceiling = 2G\n", ""),
-    ],
-)
+@pytest.mark.parametrize("text, what", [
+    ("[probe]\ntalkers = off\n", "[probe]"),
+    ("[metrics]\ntextfile-interval = 30s\n", "[metrics]"),
+    ("[limits]\nlease = 20s\n", "[limits] lease"),
+    ("[history]\nsamples = 1G\n", "[history] samples"),
+    ("[limits]\nceiling = 2G\n", ""),
+])  # fmt: skip
 def test_a_reload_tells_what_it_cannot_change(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, what: str
 ) -> None:

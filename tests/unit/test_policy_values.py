@@ -50,15 +50,12 @@ def test_a_path_is_that_file_and_its_own_drop_ins(
         assert policy.limits.rest_bytes == 4 << 20
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("db-hwrad", "no policy 'db-hwrad': did you mean 'db-hwraid'?: known are "),
-        ("zzz", "no policy 'zzz': known are"),
-        ("-x", "not a policy name"),
-        ("a b", "not a policy name"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("db-hwrad", "no policy 'db-hwrad': did you mean 'db-hwraid'?: known are "),
+    ("zzz", "no policy 'zzz': known are"),
+    ("-x", "not a policy name"),
+    ("a b", "not a policy name"),
+])  # fmt: skip
 def test_unknown_name(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(message)):
         load_policy(name, root=tmp_path)
@@ -96,17 +93,14 @@ ceiling = 64M
 SD = {"floor_bytes": 2 << 20, "fsync_p99_s": 0.05}
 
 
-@pytest.mark.parametrize(
-    ("name", "devno", "changed"),
-    [
-        ("dm-0", "253:0", {}),
-        ("sdc", "8:32", SD),
-        ("sda", "8:0", {**SD, "floor_bytes": 4 << 20, "rest_bytes": 8 << 20,
-                        "allowed_delay_s": 0.012}),
-        ("sdb", "8:16", {**SD, "drain_time_s": 1.0, "baseline_multiple": 20.0,
-                         "ceiling_bytes": 64 << 20, "own_ceiling_bytes": 64 << 20}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "devno", "changed"), [
+    ("dm-0", "253:0", {}),
+    ("sdc", "8:32", SD),
+    ("sda", "8:0", {**SD, "floor_bytes": 4 << 20, "rest_bytes": 8 << 20,
+                    "allowed_delay_s": 0.012}),
+    ("sdb", "8:16", {**SD, "drain_time_s": 1.0, "baseline_multiple": 20.0,
+                     "ceiling_bytes": 64 << 20, "own_ceiling_bytes": 64 << 20}),
+])  # fmt: skip
 def test_for_device(tmp_path: Path, name: str, devno: str, changed: dict[str, Any]) -> None:
     policy = load_text(tmp_path, DEVICE_TEXT)
     expected = dataclasses.replace(load_text(tmp_path, "").for_device("x", "1:1"), **changed)
@@ -153,30 +147,27 @@ def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
     assert both.for_device("sda", "8:0").rest_bytes == 2 << 20
 
 
-@pytest.mark.parametrize(
-    ("devices", "name", "loop", "command_line", "reason"),
-    [
-        ("", "sda", False, (), None),
-        ("", "loop0", True, (), "loop device: only managed when named by --device or a policy"),
-        ("", "loop0", True, ("loop0",), None),
-        ("", "loop0", True, ("/dev/loop0",), None),
-        ("", "loop0", True, ("loop*",), None),
-        ("", "loop0", True, ("*",), "loop device"),
-        ("", "sda", False, ("loop0",), "not among the devices named by --device"),
-        ("", "dm-0", True, ("dm-0",), None),
-        ("include = * loop1", "loop1", True, (), None),
-        ("include = * loop1", "loop0", True, (), "loop device"),
-        ("include = * loop1", "sda", False, (), None),
-        ("include = loop?", "sda", False, (), "not in include (FILE:2)"),
-        ("include = /dev/sd[ab]", "sdb", False, (), None),
-        ("include = /dev/sd[ab]", "sdc", False, (), "not in include"),
-        ("include = 8:0", "sda", False, (), None),
-        ("exclude = sd*", "sda", False, (), "excluded by 'sd*' (FILE:2)"),
-        ("exclude = 8:*", "sda", False, (), "excluded by '8:*'"),
-        ("exclude = sd*", "sda", False, ("sda",), None),
-        ("exclude = sd*", "dm-0", False, (), None),
-    ],
-)
+@pytest.mark.parametrize(("devices", "name", "loop", "command_line", "reason"), [
+    ("", "sda", False, (), None),
+    ("", "loop0", True, (), "loop device: only managed when named by --device or a policy"),
+    ("", "loop0", True, ("loop0",), None),
+    ("", "loop0", True, ("/dev/loop0",), None),
+    ("", "loop0", True, ("loop*",), None),
+    ("", "loop0", True, ("*",), "loop device"),
+    ("", "sda", False, ("loop0",), "not among the devices named by --device"),
+    ("", "dm-0", True, ("dm-0",), None),
+    ("include = * loop1", "loop1", True, (), None),
+    ("include = * loop1", "loop0", True, (), "loop device"),
+    ("include = * loop1", "sda", False, (), None),
+    ("include = loop?", "sda", False, (), "not in include (FILE:2)"),
+    ("include = /dev/sd[ab]", "sdb", False, (), None),
+    ("include = /dev/sd[ab]", "sdc", False, (), "not in include"),
+    ("include = 8:0", "sda", False, (), None),
+    ("exclude = sd*", "sda", False, (), "excluded by 'sd*' (FILE:2)"),
+    ("exclude = 8:*", "sda", False, (), "excluded by '8:*'"),
+    ("exclude = sd*", "sda", False, ("sda",), None),
+    ("exclude = sd*", "dm-0", False, (), None),
+])  # fmt: skip
 def test_selects(
     tmp_path: Path,
     devices: str,

@@ -156,13 +156,10 @@ def leave(tree: FakeSysfs, found: CollectorReport) -> None:
     report_file.write(found, path)
 
 
-@pytest.mark.parametrize(
-    "age_s, boot_id, known",
-    [
-        (60.0, BOOT, True), (STALE_S - 1, BOOT, True), (STALE_S + 1, BOOT, False),
-        (-30.0, BOOT, True), (-600.0, BOOT, False), (60.0, "another", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("age_s, boot_id, known", [
+    (60.0, BOOT, True), (STALE_S - 1, BOOT, True), (STALE_S + 1, BOOT, False),
+    (-30.0, BOOT, True), (-600.0, BOOT, False), (60.0, "another", False),
+])  # fmt: skip
 def test_what_is_old_is_not_known(
     age_s: float, boot_id: str, known: bool, megaraid: FakeSysfs
 ) -> None:
@@ -357,13 +354,10 @@ def test_status_without_tools_says_that_nothing_is_known() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "mode, words",
-    [
-        (CacheMode.WRITE_THROUGH, "battery failed (storcli); its cache is write-through"),
-        (CacheMode.ALWAYS_WRITE_BACK, "a power failure loses them"), (None, "battery failed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("mode, words", [
+    (CacheMode.WRITE_THROUGH, "battery failed (storcli); its cache is write-through"),
+    (CacheMode.ALWAYS_WRITE_BACK, "a power failure loses them"), (None, "battery failed"),
+])  # fmt: skip
 def test_a_battery_that_fails_is_a_warning(mode: Optional[CacheMode], words: str) -> None:
     answer = shown(backing(mode=mode, protection=Protection.FAILED))
     assert [line for line in answer["warnings"] if words in line]

@@ -155,17 +155,14 @@ def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Pa
     assert found["storcli"].controllers[0].protection is Protection.OK
 
 
-@pytest.mark.parametrize(
-    "text, error",
-    [
-        ("sys.exit(7)", "printed nothing, exit code 7"),
-        ("os.kill(os.getpid(), 11)", "printed nothing, exit code -11"),
-        ("print('segmentation fault')", "no controller in it"),
-        ("sys.stdout.buffer.write(bytes(range(256)) * 40)", "no text, at byte 128"),
-        ("while True: os.write(1, b'x' * 65536)", "more than 8 MB"),
-        ("import sys\nfor _ in range(1600): os.write(1, b'x' * 65536)", "more than 8 MB"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, error", [
+    ("sys.exit(7)", "printed nothing, exit code 7"),
+    ("os.kill(os.getpid(), 11)", "printed nothing, exit code -11"),
+    ("print('segmentation fault')", "no controller in it"),
+    ("sys.stdout.buffer.write(bytes(range(256)) * 40)", "no text, at byte 128"),
+    ("while True: os.write(1, b'x' * 65536)", "more than 8 MB"),
+    ("import sys\nfor _ in range(1600): os.write(1, b'x' * 65536)", "more than 8 MB"),
+])  # fmt: skip
 def test_a_tool_that_makes_no_sense(text: str, error: str, tree: FakeSysfs, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", text)
     assert collected(tree, bin_dir)["ssacli"].error == error
@@ -330,24 +327,21 @@ def changed(**fields: Any) -> bytes:
     return json.dumps({**json.loads(report_file.encode(EXAMPLE)), **fields}).encode()
 
 
-@pytest.mark.parametrize(
-    "data, error",
-    [
-        (b"", "no JSON"), (b"\xff", "no text"), (b"[]", "not of version 1"),
-        (b"{}" + b" " * report_file.MOST_FILE, "more than 1024 KB"), (b"[" * 9999, "too deep"),
-        (changed(version=2), "not of version 1"), (changed(tools=None), "tools: no list"),
-        (changed(tools=[7]), "tools: no object"),
-        (changed(tools=[{"name": "x"}]), "tools: without path"),
-        (changed(wall_s=-1), "wall_s: -1 is impossible"), (changed(wall_s="1"), "no float"),
-        (changed(wall_s=True), "no float"),
-        (changed(wall_s=0).replace(b'"wall_s": 0', b'"wall_s": 1e999'), "inf is impossible"),
-        (changed(boot_id="x" * 999), "boot_id: no str"),
-        (changed(tools=[{"name": "x", "path": "y", "controllers": [{"capacity_bytes": 1.5}]}]),
-         "capacity_bytes: no int"),
-        (changed(tools=[{"name": "x", "path": "y", "controllers": [{"protection": "fine"}]}]),
-         "protection: 'fine' is not a valid"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("data, error", [
+    (b"", "no JSON"), (b"\xff", "no text"), (b"[]", "not of version 1"),
+    (b"{}" + b" " * report_file.MOST_FILE, "more than 1024 KB"), (b"[" * 9999, "too deep"),
+    (changed(version=2), "not of version 1"), (changed(tools=None), "tools: no list"),
+    (changed(tools=[7]), "tools: no object"),
+    (changed(tools=[{"name": "x"}]), "tools: without path"),
+    (changed(wall_s=-1), "wall_s: -1 is impossible"), (changed(wall_s="1"), "no float"),
+    (changed(wall_s=True), "no float"),
+    (changed(wall_s=0).replace(b'"wall_s": 0', b'"wall_s": 1e999'), "inf is impossible"),
+    (changed(boot_id="x" * 999), "boot_id: no str"),
+    (changed(tools=[{"name": "x", "path": "y", "controllers": [{"capacity_bytes": 1.5}]}]),
+     "capacity_bytes: no int"),
+    (changed(tools=[{"name": "x", "path": "y", "controllers": [{"protection": "fine"}]}]),
+     "protection: 'fine' is not a valid"),
+])  # fmt: skip
 def test_a_file_that_is_wrong_is_refused_with_the_place(data: bytes, error: str) -> None:
     with pytest.raises(ToolError, match=error):
         report_file.decode(data)

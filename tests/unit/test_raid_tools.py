@@ -141,14 +141,11 @@ def test_storcli_says_where_how_much_and_how_protected() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 1, "NA"])
-@pytest.mark.parametrize(
-    "policy, cache_mb, protection",
-    [
-        ("RWBD", 0, None), ("RWTD", 1715, None), ("RWTD", 0, None),
-        ("RWBD", 1715, Protection.ABSENT), ("RAWBD", "NA", Protection.ABSENT),
-        ("?", 1715, Protection.ABSENT),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("policy, cache_mb, protection", [
+    ("RWBD", 0, None), ("RWTD", 1715, None), ("RWTD", 0, None),
+    ("RWBD", 1715, Protection.ABSENT), ("RAWBD", "NA", Protection.ABSENT),
+    ("?", 1715, Protection.ABSENT),
+])  # fmt: skip
 def test_storcli_misses_no_battery_where_none_is_needed(
     policy: str, cache_mb: Any, protection: Optional[Protection], bits: Any
 ) -> None:
@@ -196,14 +193,11 @@ def test_ssacli_counts_the_part_for_writes() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "status, works",
-    [
-        ("OK", ()), ("Recovering, 23.5% complete", (ArrayWork("rebuild", 0.235),)),
-        ("Ready for Rebuild", ()), ("Transforming, 4% complete", (ArrayWork("migration", 0.04),)),
-        ("Interim Recovery Mode", ()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("status, works", [
+    ("OK", ()), ("Recovering, 23.5% complete", (ArrayWork("rebuild", 0.235),)),
+    ("Ready for Rebuild", ()), ("Transforming, 4% complete", (ArrayWork("migration", 0.04),)),
+    ("Interim Recovery Mode", ()),
+])  # fmt: skip
 def test_ssacli_work(status: str, works: Tuple[ArrayWork, ...]) -> None:
     (found,) = ssacli.parse([cases.ssacli(status=status)])
     assert found.volumes[0].works == works
@@ -262,14 +256,11 @@ def test_megacli_puts_three_answers_together() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "policy, default, protection",
-    [
-        (cases.THROUGH, cases.THROUGH, None), (cases.CAREFUL, cases.THROUGH, Protection.ABSENT),
-        # Through, as there is no battery: it was to write back.
-        (cases.THROUGH, cases.CAREFUL, Protection.ABSENT), ("?", "", Protection.ABSENT),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("policy, default, protection", [
+    (cases.THROUGH, cases.THROUGH, None), (cases.CAREFUL, cases.THROUGH, Protection.ABSENT),
+    # Through, as there is no battery: it was to write back.
+    (cases.THROUGH, cases.CAREFUL, Protection.ABSENT), ("?", "", Protection.ABSENT),
+])  # fmt: skip
 def test_megacli_misses_no_battery_where_none_is_needed(
     policy: str, default: str, protection: Optional[Protection]
 ) -> None:
@@ -469,13 +460,10 @@ def test_a_number_too_long_costs_no_other() -> None:
     assert storcli.parse([output]) == storcli.parse([cases.storcli_all()])
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        "[" * 100_000, '{"Controllers":' * 100_000, '{"Controllers": 7}',
-        '{"Controllers": [[], 7]}', "null", "7", '"Controllers"', "{", "", '{"Controllers": NaN',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("output", [
+    "[" * 100_000, '{"Controllers":' * 100_000, '{"Controllers": 7}',
+    '{"Controllers": [[], 7]}', "null", "7", '"Controllers"', "{", "", '{"Controllers": NaN',
+])  # fmt: skip
 def test_json_that_is_no_answer(output: str) -> None:
     assert tried("storcli", [output.encode()]) in (None, ())
 
@@ -509,29 +497,23 @@ def test_more_of_a_thing_than_any_machine_has(controllers: Tuple[Controller, ...
     assert "more controllers or volumes" in (tool.error or "")
 
 
-@pytest.mark.parametrize(
-    "said, address",
-    [
-        ("00:3b:00:00", "0000:3b:00.0"), ("0000:AF:00.1", "0000:af:00.1"),
-        ("0:2:0:0", "0000:02:00.0"),
-        ("3b:00.0", "0000:3b:00.0"), ("10000:01:00.0", "10000:01:00.0"), ("00:3b:00:08", None),
-        ("3b", None), ("", None), (None, None), ("zz:00:00:00", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("said, address", [
+    ("00:3b:00:00", "0000:3b:00.0"), ("0000:AF:00.1", "0000:af:00.1"),
+    ("0:2:0:0", "0000:02:00.0"),
+    ("3b:00.0", "0000:3b:00.0"), ("10000:01:00.0", "10000:01:00.0"), ("00:3b:00:08", None),
+    ("3b", None), ("", None), (None, None), ("zz:00:00:00", None),
+])  # fmt: skip
 def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
     assert tool_output.pci_address(said) == address
 
 
-@pytest.mark.parametrize(
-    "said, unit, count",
-    [
-        ("1.8", "G", int(1.8 * cases.GIB)), ("512MB", "", 512 << 20), ("2 GB", "M", 2 << 30),
-        ("349", "M", 349 << 20), ("7", "", None), ("x", "G", None),
-        ("", "G", None), (None, "G", None), ("0", "B", 0), ("512", "B", 512), ("3 B", "G", 3),
-        ("12 parsecs", "", None), ("1048576", "G", 1 << 50), ("1048577", "G", None),
-        ("9" * 300, "G", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("said, unit, count", [
+    ("1.8", "G", int(1.8 * cases.GIB)), ("512MB", "", 512 << 20), ("2 GB", "M", 2 << 30),
+    ("349", "M", 349 << 20), ("7", "", None), ("x", "G", None),
+    ("", "G", None), (None, "G", None), ("0", "B", 0), ("512", "B", 512), ("3 B", "G", 3),
+    ("12 parsecs", "", None), ("1048576", "G", 1 << 50), ("1048577", "G", None),
+    ("9" * 300, "G", None),
+])  # fmt: skip
 def test_sizes(said: Optional[str], unit: str, count: Optional[int]) -> None:
     assert tool_output.size_bytes(said, unit) == count
 

@@ -212,16 +212,13 @@ def test_limits_come_in_steps(wanted: float, step: float) -> None:
 # ---- enough ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "found, says",
-    [
-        ([], "a flood with commits"),
-        (held(flooded_s=0.0), "a flood with commits"),
-        (rows(60), "1d0h of history"),
-        (held(24), "5m0s of floods"),
-        ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
-    ],
-)
+@pytest.mark.parametrize("found, says", [
+    ([], "a flood with commits"),
+    (held(flooded_s=0.0), "a flood with commits"),
+    (rows(60), "1d0h of history"),
+    (held(24), "5m0s of floods"),
+    ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
+])  # fmt: skip
 def test_what_would_make_it_enough_is_said(found: List[Figures], says: str) -> None:
     assert says in "; ".join(advise(found).missing)
 
@@ -646,35 +643,39 @@ def audit(event, args):
         seen.append((event, os.fsdecode(args[1] if event == "os.rename" else args[0])))
     elif event == "sqlite3.connect":
         seen.append((event, os.fsdecode(args[0]).partition("?")[2]))
-seen, READS = [], ("os.listdir", "os.scandir", "os.putenv")
+seen, runs, READS = [], [], ("os.listdir", "os.scandir", "os.putenv")
 sys.addaudithook(audit)
-code = ctl.main(sys.argv[1:])
-print(seen, file=sys.stderr)
-sys.exit(code)
+for form in sys.argv[1].split(","):
+    for words in ([], ["-o", sys.argv[2]]):
+        seen.clear()
+        code = ctl.main([*sys.argv[3:], "--format", form, *words])
+        runs.append((code, list(seen)))
+        if words:
+            os.unlink(sys.argv[2])
+print(runs, file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("form", ["text", "json", *FILES])
-def test_it_reads_only_and_needs_no_daemon(history: Path, form: str, tmp_path: Path) -> None:
+def test_it_reads_only_and_needs_no_daemon(history: Path, tmp_path: Path) -> None:
     save_learned(history.parent / "learned.json", {})
     before = {each.name: (each.read_bytes(), each.stat().st_mtime_ns)
               for each in history.parent.iterdir()}  # fmt: skip
     output = tmp_path / "output" / "file.conf"
     output.parent.mkdir()
-    for words in ((), ("-o", str(output))):
-        done = subprocess.run(
-            [sys.executable, "-B", "-c", _AUDITED, "--runtime-dir", str(tmp_path / "no daemon"),
-             "recommend", "--state-dir", str(history.parent), "--since", "2020-01-01",
-             "--device", "sda", "--format", form, *words],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        seen = [each for each in ast.literal_eval(done.stderr) if each[0] != "sqlite3.connect"]
-        assert {each for each in ast.literal_eval(done.stderr) if each not in seen} == {
-            ("sqlite3.connect", "mode=ro")
-        }
-        places = {Path(path) for _, path in seen}
-        assert {each.parent for each in places} == ({output.parent} if words else set()), seen
+    forms = ("text", "json", *FILES)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", _AUDITED, ",".join(forms), str(output),
+         "--runtime-dir", str(tmp_path / "no daemon"), "recommend",
+         "--state-dir", str(history.parent), "--since", "2020-01-01", "--device", "sda"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = ast.literal_eval(done.stderr)
+    assert len(runs) == 2 * len(forms)
+    for number, (code, seen) in enumerate(runs):
+        places = {Path(path).parent for event, path in seen if event != "sqlite3.connect"}
+        assert (code, places) == (0, {output.parent} if number % 2 else set()), seen
+        assert {how for event, how in seen if event == "sqlite3.connect"} == {"mode=ro"}
     after = {each.name: (each.read_bytes(), each.stat().st_mtime_ns)
              for each in history.parent.iterdir() if each.is_file()}  # fmt: skip
     assert after == before

@@ -36,7 +36,7 @@ from writebackd.cli.replay import policy_of
 from writebackd.commands import set_mode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import recorder
-from writebackd.report.recorder import FILE_S, Recorded, Recorder, RecordingError, read_recording
+from writebackd.report.recorder import Recorded, Recorder, RecordingError, read_recording
 from writebackd.report.replayer import Tally, replay
 from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory
@@ -128,8 +128,11 @@ def test_a_changed_sample_does_not_go_unnoticed(tmp_path: Path) -> None:
     assert tally(recorded).different > 0
 
 
-def test_every_file_can_be_begun_with_and_the_oldest_make_room(tmp_path: Path) -> None:
-    play(tmp_path / "all", seconds=3 * FILE_S)
+def test_every_file_can_be_begun_with_and_the_oldest_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "FILE_S", 60.0)
+    play(tmp_path / "all", seconds=180.0)
     files = sorted((tmp_path / "all").iterdir())
     assert len(files) == 4 or len(files) == 3
     size = sum(path.stat().st_size for path in files)
@@ -137,7 +140,7 @@ def test_every_file_can_be_begun_with_and_the_oldest_make_room(tmp_path: Path) -
     later = list(read_recording(tmp_path / "all", since_s=begin_s + 1.0))
     assert later[0].memory is not None and later[0].sample.wall_s >= begin_s - 0.001
     assert tally(later).different == 0
-    play(tmp_path / "few", seconds=3 * FILE_S, max_bytes=size // 2)
+    play(tmp_path / "few", seconds=180.0, max_bytes=size // 2)
     kept = sum(path.stat().st_size for path in (tmp_path / "few").iterdir())
     assert 0 < kept <= 0.9 * (size // 2) + size / 3
     assert tally(list(read_recording(tmp_path / "few"))).different == 0

@@ -63,15 +63,12 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "words, code, out",
-    [
-        (("--", "sh", "-c", "echo $0 $1; exit 7", "--json", "-h"), 7, "--json -h\n"),
-        (("true",), 0, ""),
-        (("--", "sh", "-c", "kill -9 $$"), 137, ""),
-        (("--", "sh", "-c", "kill -TERM $$"), 143, ""),
-    ],
-)
+@pytest.mark.parametrize("words, code, out", [
+    (("--", "sh", "-c", "echo $0 $1; exit 7", "--json", "-h"), 7, "--json -h\n"),
+    (("true",), 0, ""),
+    (("--", "sh", "-c", "kill -9 $$"), 137, ""),
+    (("--", "sh", "-c", "kill -TERM $$"), 143, ""),
+])  # fmt: skip
 def test_the_exit_code_is_the_commands(
     tmp_path: Path, words: List[str], code: int, out: str
 ) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from typing import Callable, List
 
 import pytest
@@ -17,7 +16,7 @@ from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
 from writebackd.types.levers import Action
 
-path, files, plain, systemd = FIXTURES
+files, plain, systemd = FIXTURES
 
 
 def test_self_test_leaves_no_trace(plain: FakeLevers) -> None:
@@ -26,28 +25,26 @@ def test_self_test_leaves_no_trace(plain: FakeLevers) -> None:
 
 
 @pytest.mark.parametrize("scale", [2, 10_000])
-def test_kernel_with_the_wrong_unit_is_found_out(
-    plain: FakeLevers, path: Path, scale: int
-) -> None:
+def test_kernel_with_the_wrong_unit_is_found_out(plain: FakeLevers, scale: int) -> None:
     plain.min_scale = scale
-    actuator = started(plain, path)
+    actuator = started(plain)
     actions = settle(actuator, *CAP)
     assert len(actions) == 3 and not any(action.ok for action in actions)
     writes = len(plain.writes)
     assert settle(actuator, *bdi_settings(3 * MIB, MIB)) == () and len(plain.writes) == writes
     told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
     assert all(told in str(action.error) for action in actions)
-    assert plain.bdis["8:0"] == BDI and load(path) is None
+    assert plain.bdis["8:0"] == BDI and load(plain.ledger) is None
 
 
 def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cap by the policy is asked for in every tick, on a kernel without caps as well."""
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     del plain.bdis["8:0"]["min_ratio_fine"]
-    actuator = started(plain, path)
+    actuator = started(plain)
 
     def asked(seconds: int) -> "List[Action]":
         actions: List[Action] = []
@@ -75,17 +72,14 @@ def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
     assert plain.bdis["8:0"]["strict_limit"] == 1
 
 
-@pytest.mark.parametrize(
-    "spoil, words",
-    [
-        (lambda f: f.poke("/sys/class/bdi/8:0/max_ratio_fine", "10000"), "limits of its own"),
-        (lambda f: f.bdis["8:0"].pop("min_ratio_fine"), "no limits in bytes"),
-        (lambda f: f.texts.update({STATS: "BdiDirtyThresh: 7 kB\nDirtyThresh: 40000 kB"}),
-         "threshold is 7 of 40000 kB"),
-        (lambda f: f.write_errors.update({FINE: (errno.EROFS, False)}), "read-only"),
-        (lambda f: f.errors.update({"/sys/class/bdi/8:0/max_bytes": errno.EIO}), "Input/output"),
-    ],
-)
+@pytest.mark.parametrize("spoil, words", [
+    (lambda f: f.poke("/sys/class/bdi/8:0/max_ratio_fine", "10000"), "limits of its own"),
+    (lambda f: f.bdis["8:0"].pop("min_ratio_fine"), "no limits in bytes"),
+    (lambda f: f.texts.update({STATS: "BdiDirtyThresh: 7 kB\nDirtyThresh: 40000 kB"}),
+     "threshold is 7 of 40000 kB"),
+    (lambda f: f.write_errors.update({FINE: (errno.EROFS, False)}), "read-only"),
+    (lambda f: f.errors.update({"/sys/class/bdi/8:0/max_bytes": errno.EIO}), "Input/output"),
+])  # fmt: skip
 def test_self_test_tells_why(
     plain: FakeLevers, spoil: Callable[[FakeLevers], object], words: str
 ) -> None:
@@ -97,10 +91,10 @@ def test_self_test_tells_why(
 
 
 def test_self_test_that_cannot_put_back_is_put_right_later(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
-    actuator = started(plain, path)
+    actuator = started(plain)
     count = 0
 
     def break_down(name: str) -> None:
@@ -111,21 +105,21 @@ def test_self_test_that_cannot_put_back_is_put_right_later(
 
     plain.before_write = break_down
     assert not any(action.ok for action in actuator.apply_settings(CAP))
-    assert plain.bdis["8:0"]["max_ratio_fine"] == bdi.TEST_MAX and load(path) is not None
+    assert plain.bdis["8:0"]["max_ratio_fine"] == bdi.TEST_MAX and load(plain.ledger) is not None
     plain.write_errors = {}
     settle(actuator, *CAP)
-    assert plain.bdis["8:0"] == BDI and load(path) is None
+    assert plain.bdis["8:0"] == BDI and load(plain.ledger) is None
     actuator.take_over()  # or five minutes
     assert all(action.ok for action in settle(actuator, *CAP))
     assert plain.bdis["8:0"]["strict_limit"] == 1
 
 
 def test_what_a_test_left_is_never_taken_for_the_original(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
     monkeypatch.setattr(lever_registry, "TEST_AGAIN_S", 0.0)
-    actuator = started(plain, path)
+    actuator = started(plain)
     plain.before_write = lambda name: plain.write_errors.update(
         {FINE: (errno.EIO, False)} if name == FINE_MIN else {}
     )
@@ -134,7 +128,7 @@ def test_what_a_test_left_is_never_taken_for_the_original(
     plain.before_write = lambda name: None
     plain.write_errors = {}
     actuator.finish()
-    assert plain.bdis["8:0"] == BDI and load(path) is None
+    assert plain.bdis["8:0"] == BDI and load(plain.ledger) is None
 
 
 FINE_MIN = "/sys/class/bdi/8:0/min_ratio_fine"

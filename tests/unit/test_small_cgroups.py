@@ -83,19 +83,16 @@ def plain_sample(dirtyable: int = 64 * GB) -> Sample:
 # ---- the kernel's arithmetic -------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "limit, avail, dirtyable, share",
-    [
-        # kernel-facts: one quantum is 1/4096, of a 64 GB host 16 MB, and rounded up.
-        (1, 64 * MB, 64 * GB, 16 << 10),
-        (2 * MB, 64 * MB, 64 * GB, 16 << 10),
-        (16 * MB, 64 * MB, 64 * GB, 16 << 10),
-        (16 * MB + 1, 64 * MB, 64 * GB, 32 << 10),
-        (256 * MB, GB, 256 * GB, MB),
-        (64 * GB, 64 * MB, 64 * GB, 64 * MB),
-        (900 * GB, 64 * MB, 64 * GB, 64 * MB),
-    ],
-)
+@pytest.mark.parametrize("limit, avail, dirtyable, share", [
+    # kernel-facts: one quantum is 1/4096, of a 64 GB host 16 MB, and rounded up.
+    (1, 64 * MB, 64 * GB, 16 << 10),
+    (2 * MB, 64 * MB, 64 * GB, 16 << 10),
+    (16 * MB, 64 * MB, 64 * GB, 16 << 10),
+    (16 * MB + 1, 64 * MB, 64 * GB, 32 << 10),
+    (256 * MB, GB, 256 * GB, MB),
+    (64 * GB, 64 * MB, 64 * GB, 64 * MB),
+    (900 * GB, 64 * MB, 64 * GB, 64 * MB),
+])  # fmt: skip
 def test_share_of_the_limit(limit: int, avail: int, dirtyable: int, share: int) -> None:
     small = CgroupMemory(SMALL, avail, avail, 0)
     assert share_of(limit, small, plain_sample(dirtyable)) == share
@@ -147,14 +144,11 @@ def test_several_share_it() -> None:
     assert asked == [4 * MB, 2 * MB, 4 * MB]
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        cgroup(slept=0.05),  # it does not wait
-        cgroup(avail=60 * GB),  # and this one has as much as anybody
-        CgroupSample(7, SMALL, "sda", MB, 0.9),  # no limit of memory, or not known
-    ],
-)
+@pytest.mark.parametrize("seen", [
+    cgroup(slept=0.05),  # it does not wait
+    cgroup(avail=60 * GB),  # and this one has as much as anybody
+    CgroupSample(7, SMALL, "sda", MB, 0.9),  # no limit of memory, or not known
+])  # fmt: skip
 def test_nobody_is_strangled(seen: CgroupSample) -> None:
     made = host(seen)
     assert made.memory.lift is None

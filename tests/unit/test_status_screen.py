@@ -69,65 +69,62 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         assert ESCAPE.sub("", coloured) == plain
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (samples.idle, ["enforce", "policy db-hwraid", "up 3h12m", "idle", "750M"]),
-        (
-            samples.guard,
-            [
-                "limit    1.9M, background 960K",
-                "OK: sda p99 1.9 ms, limit 1.9M",
-                "before   20 % / 10 % of memory, about 4.7G / 2.3G",
-                "resting at what drains in 7.5 ms",
-                "dd (4711) 248M/s on sda, throttled 93 %",
-            ],
-        ),
-        (samples.squeeze, [
-            "MISSES OBJECTIVE: sda p99 47 ms > 5.0 ms, limit 32M", "-> 4.0M (lowering)", "squeeze",
-        ]),
-        (samples.exhausted, ["exhausted", "oldest pending fsync: 7.4s"]),
-        (samples.blind, ["BLIND: probe procfs does not see fsync", "probe procfs", "warning"]),
-        (
-            samples.yielded,
-            [
-                "YIELDED: tuned (pid 733) set dirty_bytes=536870912",
-                "enforce (yielded until `writebackctl enforce`)",
-                "tuned (pid 733)",
-                "alert    FOREIGN_WRITER: ",
-                "rivals   mine sets vm.dirty_ratio=40",
-                "writebackctl enforce",
-            ],
-        ),
-        (
-            samples.pinned,
-            ["PINNED: limit 15M", "enforce (pinned to 15M; `writebackctl release` ends it)"],
-        ),
-        (
-            samples.observe,
-            ["4.4G (observing)", "observe (writes nothing until `writebackctl enforce`)",
-             "enforce would set 4.0M", "in force"],
-        ),
-        (
-            samples.collapse,
-            [
-                "alert    COLLAPSE (critical) sda: 2.0 fsync/s (usually 2857), caused by dd (pid",
-                "pid 4711: dd if=/dev/zero of=/srv/dump bs=1024",
-                "done: nothing, observing",
-            ],
-        ),
-        (
-            samples.levers,
-            [
-                "levers   flush vm: dirty_writeback_centisecs 100 (before 500)",
-                "bdi 8:0: max_bytes 4.0M (before 64M), min_bytes 2.0M (before 0), strict_limit 1",
-                "queue sda: nr_requests 8 (before 64)",
-                "pace /system.slice/backup.service: on 8:0 225M/s (before no limit)",
-            ],
-        ),
-        (samples.several, ["excluded loop0 loop1 loop2", "sdb", "dm-0", "Read-only file system"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("make, words", [
+    (samples.idle, ["enforce", "policy db-hwraid", "up 3h12m", "idle", "750M"]),
+    (
+        samples.guard,
+        [
+            "limit    1.9M, background 960K",
+            "OK: sda p99 1.9 ms, limit 1.9M",
+            "before   20 % / 10 % of memory, about 4.7G / 2.3G",
+            "resting at what drains in 7.5 ms",
+            "dd (4711) 248M/s on sda, throttled 93 %",
+        ],
+    ),
+    (samples.squeeze, [
+        "MISSES OBJECTIVE: sda p99 47 ms > 5.0 ms, limit 32M", "-> 4.0M (lowering)", "squeeze",
+    ]),
+    (samples.exhausted, ["exhausted", "oldest pending fsync: 7.4s"]),
+    (samples.blind, ["BLIND: probe procfs does not see fsync", "probe procfs", "warning"]),
+    (
+        samples.yielded,
+        [
+            "YIELDED: tuned (pid 733) set dirty_bytes=536870912",
+            "enforce (yielded until `writebackctl enforce`)",
+            "tuned (pid 733)",
+            "alert    FOREIGN_WRITER: ",
+            "rivals   mine sets vm.dirty_ratio=40",
+            "writebackctl enforce",
+        ],
+    ),
+    (
+        samples.pinned,
+        ["PINNED: limit 15M", "enforce (pinned to 15M; `writebackctl release` ends it)"],
+    ),
+    (
+        samples.observe,
+        ["4.4G (observing)", "observe (writes nothing until `writebackctl enforce`)",
+         "enforce would set 4.0M", "in force"],
+    ),
+    (
+        samples.collapse,
+        [
+            "alert    COLLAPSE (critical) sda: 2.0 fsync/s (usually 2857), caused by dd (pid",
+            "pid 4711: dd if=/dev/zero of=/srv/dump bs=1024",
+            "done: nothing, observing",
+        ],
+    ),
+    (
+        samples.levers,
+        [
+            "levers   flush vm: dirty_writeback_centisecs 100 (before 500)",
+            "bdi 8:0: max_bytes 4.0M (before 64M), min_bytes 2.0M (before 0), strict_limit 1",
+            "queue sda: nr_requests 8 (before 64)",
+            "pace /system.slice/backup.service: on 8:0 225M/s (before no limit)",
+        ],
+    ),
+    (samples.several, ["excluded loop0 loop1 loop2", "sdb", "dm-0", "Read-only file system"]),
+])  # fmt: skip
 def test_status_says(make: Callable[[], Snapshot], words: "list[str]") -> None:
     text = " ".join(status(make()).split())
     for each in words:
@@ -249,16 +246,13 @@ def test_clean_keeps_text() -> None:
     assert clean("/srv/größer/データ") == "/srv/größer/データ"
 
 
-@pytest.mark.parametrize(
-    "terminal, no_color, term, expected",
-    [
-        (True, None, "xterm", True),
-        (False, None, "xterm", False),
-        (True, "", "xterm", True),
-        (True, "1", "xterm", False),
-        (True, None, "dumb", False),
-    ],
-)
+@pytest.mark.parametrize("terminal, no_color, term, expected", [
+    (True, None, "xterm", True),
+    (False, None, "xterm", False),
+    (True, "", "xterm", True),
+    (True, "1", "xterm", False),
+    (True, None, "dumb", False),
+])  # fmt: skip
 def test_colour_only_where_it_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
     terminal: bool,

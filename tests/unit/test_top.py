@@ -194,13 +194,10 @@ def test_a_part_of_a_window_has_what_counts() -> None:
     assert "of the limit" in text and "4711" in text
 
 
-@pytest.mark.parametrize(
-    "environ, blocks",
-    [
-        ({"LANG": "de_DE.UTF-8"}, True), ({"LC_ALL": "C.utf8"}, True), ({}, False),
-        ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False), ({"LANG": "POSIX"}, False),
-    ],
-)
+@pytest.mark.parametrize("environ, blocks", [
+    ({"LANG": "de_DE.UTF-8"}, True), ({"LC_ALL": "C.utf8"}, True), ({}, False),
+    ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False), ({"LANG": "POSIX"}, False),
+])  # fmt: skip
 def test_blocks_are_for_terminals_that_say_they_have_them(
     environ: Dict[str, str], blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,7 +463,9 @@ def test_in_a_small_terminal(daemon: FakeDaemon, terminal: Open) -> None:
     assert {verb for verb, _ in daemon.requests} == {"status", "top"}  # no key changes anything
 
 
-def test_in_a_large_terminal_that_gets_small(terminal: Open) -> None:
+def test_in_a_large_terminal_that_gets_small_while_the_daemon_goes_and_comes(
+    terminal: Open, tmp_path: Path
+) -> None:
     shown = terminal(200, 60)
     lines = shown.until("q quit").splitlines()
     assert len(lines) == 60 and max(map(len, lines)) < 200
@@ -474,6 +473,10 @@ def test_in_a_large_terminal_that_gets_small(terminal: Open) -> None:
     assert "WAITS IO" in heading
     assert any("sync demand (1523 fsync/s): resting at" in line for line in lines)
     assert "/srv/backup/archive/2024" in "\n".join(lines)
+    (tmp_path / "control.sock").rename(tmp_path / "elsewhere")
+    shown.until("no answer from the daemon: these values are old")
+    (tmp_path / "elsewhere").rename(tmp_path / "control.sock")
+    shown.until("q quit")
     shown.resize(40, 10)
     shown.until("top needs 80x16,")
     shown.keys("C-c")
@@ -493,16 +496,6 @@ def test_on_a_dumb_terminal(terminal: Open) -> None:
     assert "\x1b" not in text and not set("▁▂▃▄▅▆▇█") & set(text)
     shown.keys("C-c")
     shown.until("ended with 130")
-
-
-def test_a_signal_leaves_the_terminal_as_it_was(terminal: Open) -> None:
-    shown = terminal(80, 24)
-    shown.until("q quit")
-    assert shown.state() == "1 0"  # its own screen, without a cursor
-    shown.kill(signal.SIGTERM)
-    shown.until("ended with 143")
-    assert shown.state() == "0 1"
-    assert "q quit" not in shown.text()
 
 
 @pytest.fixture
@@ -547,7 +540,7 @@ def test_under_nohup_a_hangup_stays_ignored(keyboard: int, ignored: bool) -> Non
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_it_can_be_stopped_and_goes_on(terminal: Open) -> None:
+def test_it_can_be_stopped_and_goes_on_and_a_signal_ends_it(terminal: Open) -> None:
     shown = terminal(80, 24, shell="bash --norc -i")
     shown.until("q quit")
     shown.keys("C-z")
@@ -555,15 +548,7 @@ def test_it_can_be_stopped_and_goes_on(terminal: Open) -> None:
     assert shown.state() == "0 1"
     shown.keys("fg", "Enter")
     shown.until("q quit")
-    assert shown.state() == "1 0"
-    shown.keys("q", "echo ended with $?", "Enter")
-    shown.until("ended with 0")
-
-
-def test_a_daemon_that_goes_away(daemon: FakeDaemon, terminal: Open, tmp_path: Path) -> None:
-    shown = terminal(80, 24)
-    shown.until("q quit")
-    (tmp_path / "control.sock").rename(tmp_path / "elsewhere")
-    shown.until("no answer from the daemon: these values are old")
-    (tmp_path / "elsewhere").rename(tmp_path / "control.sock")
-    shown.until("q quit")
+    assert shown.state() == "1 0"  # its own screen, without a cursor
+    shown.kill(signal.SIGTERM)
+    shown.keys("echo ended with $?", "Enter")
+    assert "q quit" not in shown.until("ended with 143") and shown.state() == "0 1"

@@ -148,14 +148,11 @@ def test_btrfs_without_a_bdi_link_still_has_its_leaves(tree: FakeSysfs) -> None:
     assert (device.name, device.leaves) == ("btrfs-c2e1f2aa", ("sda",))
 
 
-@pytest.mark.parametrize(
-    "st_dev, fstype, source",
-    [
-        ("0:44", "overlay", "overlay"), ("0:45", "nfs4", "server:/export"),
-        ("0:46", "fuse.sshfs", "host:"), ("0:47", "zfs", "tank/home"),
-        ("0:48", "bcachefs", "/dev/sda"), ("8:99", "ext4", "/dev/gone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("st_dev, fstype, source", [
+    ("0:44", "overlay", "overlay"), ("0:45", "nfs4", "server:/export"),
+    ("0:46", "fuse.sshfs", "host:"), ("0:47", "zfs", "tank/home"),
+    ("0:48", "bcachefs", "/dev/sda"), ("8:99", "ext4", "/dev/gone"),
+])  # fmt: skip
 def test_what_is_on_no_block_device_is_not_listed(
     tree: FakeSysfs, st_dev: str, fstype: str, source: str
 ) -> None:
@@ -188,21 +185,18 @@ def loop_with_file(tree: FakeSysfs) -> None:
     tree.text("/sys/block/loop3/loop/backing_file", "/srv/image")
 
 
-@pytest.mark.parametrize(
-    "build, listed",
-    [
-        (lambda tree: tree.disk("sdb", "8:16", SATA), True),
-        (lambda tree: tree.disk("dm-5", "253:5"), True),
-        (lambda tree: tree.disk("nbd0", "43:0"), True),
-        (lambda tree: tree.disk("nbd0", "43:0", size=0), False),
-        (loop_with_file, True),
-        (lambda tree: tree.disk("loop3", "7:3"), False),
-        (lambda tree: tree.disk("zram0", "252:0"), False),
-        (lambda tree: tree.disk("ram0", "1:0"), False),
-        (lambda tree: tree.disk("sr0", "11:0", SATA), False),
-        (lambda tree: tree.disk("nvme0c0n1", "259:9", NVME), False),
-    ],
-)
+@pytest.mark.parametrize("build, listed", [
+    (lambda tree: tree.disk("sdb", "8:16", SATA), True),
+    (lambda tree: tree.disk("dm-5", "253:5"), True),
+    (lambda tree: tree.disk("nbd0", "43:0"), True),
+    (lambda tree: tree.disk("nbd0", "43:0", size=0), False),
+    (loop_with_file, True),
+    (lambda tree: tree.disk("loop3", "7:3"), False),
+    (lambda tree: tree.disk("zram0", "252:0"), False),
+    (lambda tree: tree.disk("ram0", "1:0"), False),
+    (lambda tree: tree.disk("sr0", "11:0", SATA), False),
+    (lambda tree: tree.disk("nvme0c0n1", "259:9", NVME), False),
+])  # fmt: skip
 def test_bare_disks(tree: FakeSysfs, build: Callable[[FakeSysfs], None], listed: bool) -> None:
     build(tree)
     assert bool(scan(tree.files)) is listed
@@ -247,34 +241,28 @@ def mixed(tree: FakeSysfs) -> None:
     tree.disk("bcache0", "252:0", slaves=("vda", "nvme0n1"))
 
 
-@pytest.mark.parametrize(
-    "build, driver",
-    [
-        (scsi, "usb-storage"),
-        (nameless_host, "aacraid"),
-        (lambda tree: tree.disk("sda", "8:0", RAID), None),
-        (lambda tree: tree.disk("vda", "254:0", VIRTIO, driver="virtio_blk"), "virtio_blk"),
-        (lambda tree: tree.disk("nvme0n1", "259:0", NVME), "nvme"),
-        (lambda tree: tree.disk("nvme1n1", "259:1", "virtual/nvme-subsystem/nvme-subsys1"), "nvme"),
-        (loop_with_file, "loop"),
-        (lambda tree: tree.disk("nbd0", "43:0"), "nbd"),
-        (mixed, "mixed"),
-    ],
-)
+@pytest.mark.parametrize("build, driver", [
+    (scsi, "usb-storage"),
+    (nameless_host, "aacraid"),
+    (lambda tree: tree.disk("sda", "8:0", RAID), None),
+    (lambda tree: tree.disk("vda", "254:0", VIRTIO, driver="virtio_blk"), "virtio_blk"),
+    (lambda tree: tree.disk("nvme0n1", "259:0", NVME), "nvme"),
+    (lambda tree: tree.disk("nvme1n1", "259:1", "virtual/nvme-subsystem/nvme-subsys1"), "nvme"),
+    (loop_with_file, "loop"),
+    (lambda tree: tree.disk("nbd0", "43:0"), "nbd"),
+    (mixed, "mixed"),
+])  # fmt: skip
 def test_driver(tree: FakeSysfs, build: Callable[[FakeSysfs], None], driver: Optional[str]) -> None:
     build(tree)
     assert only(tree).driver == driver
 
 
-@pytest.mark.parametrize(
-    "caches, spins, cache, rotational",
-    [
-        (("write back", "write back"), (False, False), "write back", False),
-        (("write back", "write through"), (False, True), "mixed", True),
-        (("write through", None), (True, None), "write through", True),
-        ((None, None), (False, None), None, None),
-    ],
-)
+@pytest.mark.parametrize("caches, spins, cache, rotational", [
+    (("write back", "write back"), (False, False), "write back", False),
+    (("write back", "write through"), (False, True), "mixed", True),
+    (("write through", None), (True, None), "write through", True),
+    ((None, None), (False, None), None, None),
+])  # fmt: skip
 def test_leaves_that_differ(
     tree: FakeSysfs,
     caches: Tuple[Optional[str], ...],
@@ -524,24 +512,21 @@ def test_of_1024_disks_each_is_read_once(tree: FakeSysfs) -> None:
 # --- mountinfo ---
 
 
-@pytest.mark.parametrize(
-    "line, mount",
-    [
-        (
-            "36 35 98:0 /mnt1 /mnt2 rw,noatime - ext3 /dev/root rw,errors=continue",
-            Mount("98:0", "ext3", "/dev/root", "/mnt2", "/mnt1"),
-        ),
-        (
-            r"36 35 8:1 / /a\040b\011\134040\043 rw shared:1 master:2 - xfs /dev/x\040y rw",
-            Mount("8:1", "xfs", "/dev/x y", "/a b\t\\040#", "/"),
-        ),
-        ("36 35 0:5 / /t rw -  tmpfs rw", Mount("0:5", "", "tmpfs", "/t", "/")),
-        ("36 35 0:5 / /t rw - tmpfs  rw", Mount("0:5", "tmpfs", "", "/t", "/")),
-        ("36 35 8:1 / /- rw - ext4 /dev/a rw", Mount("8:1", "ext4", "/dev/a", "/-", "/")),
-        ("36 35 8:1 / /\u2028\x0b rw - ext4 a rw", Mount("8:1", "ext4", "a", "/\u2028\x0b", "/")),
-        ("36 35 8:1 / /\udcff rw - ext4 a rw", Mount("8:1", "ext4", "a", "/\\xff", "/")),
-    ],
-)
+@pytest.mark.parametrize("line, mount", [
+    (
+        "36 35 98:0 /mnt1 /mnt2 rw,noatime - ext3 /dev/root rw,errors=continue",
+        Mount("98:0", "ext3", "/dev/root", "/mnt2", "/mnt1"),
+    ),
+    (
+        r"36 35 8:1 / /a\040b\011\134040\043 rw shared:1 master:2 - xfs /dev/x\040y rw",
+        Mount("8:1", "xfs", "/dev/x y", "/a b\t\\040#", "/"),
+    ),
+    ("36 35 0:5 / /t rw -  tmpfs rw", Mount("0:5", "", "tmpfs", "/t", "/")),
+    ("36 35 0:5 / /t rw - tmpfs  rw", Mount("0:5", "tmpfs", "", "/t", "/")),
+    ("36 35 8:1 / /- rw - ext4 /dev/a rw", Mount("8:1", "ext4", "/dev/a", "/-", "/")),
+    ("36 35 8:1 / /\u2028\x0b rw - ext4 a rw", Mount("8:1", "ext4", "a", "/\u2028\x0b", "/")),
+    ("36 35 8:1 / /\udcff rw - ext4 a rw", Mount("8:1", "ext4", "a", "/\\xff", "/")),
+])  # fmt: skip
 def test_mountinfo(line: str, mount: Mount) -> None:
     assert parse_mountinfo(f"garbage\n\n{line}\n36 35 8:1 / /x rw ext4") == (mount,)
 

@@ -145,10 +145,10 @@ ANY_TEXT = st.one_of(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("parse", PARSERS)
 @given(text=ANY_TEXT)
-def test_any_text_is_read_or_refused(parse: Parser, text: str) -> None:
-    try:
-        parse(text)
-    except units.UnitError as error:
-        assert str(error)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for parse in PARSERS:
+        try:
+            parse(text)
+        except units.UnitError as error:
+            assert str(error), parse

@@ -27,24 +27,21 @@ STANDING = VmLimits(4 * MIB, 0, 2 * MIB, 0)
 BOTH = (4 * MIB, 2 * MIB)  # as they were written
 
 
-@pytest.mark.parametrize(
-    "state, written, files",
-    [
-        (vm_state(STANDING, 4 * MIB, 2 * MIB), BOTH, []),
-        # nothing of ours in the kernel: nothing to differ
-        (vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2), None, []),
-        # the kernel counts in pages, rounded up
-        (vm_state(VmLimits(10_000, 0, 5_000, 0), 3 * PAGE, 2 * PAGE), (10_000, 5_000), []),
-        # background not below the limit: half of the limit is in force
-        (vm_state(VmLimits(4 * MIB, 0, 4 * MIB, 0), 4 * MIB, 2 * MIB), (4 * MIB, 4 * MIB), []),
-        (vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB), BOTH, ["dirty_bytes"]),
-        (vm_state(VmLimits(0, 20, 2 * MIB, 0), GIB, 2 * MIB), BOTH, ["dirty_bytes"]),
-        (vm_state(VmLimits(4 * MIB, 0, 0, 5), 4 * MIB, 2 * MIB), BOTH, ["dirty_background_bytes"]),
-        # the files read back well, and the kernel made something else of them
-        (vm_state(STANDING, 64 * MIB, 2 * MIB), BOTH, ["nr_dirty_threshold"]),
-        (vm_state(STANDING, 4 * MIB, 3 * MIB), BOTH, ["nr_dirty_background_threshold"]),
-    ],
-)
+@pytest.mark.parametrize("state, written, files", [
+    (vm_state(STANDING, 4 * MIB, 2 * MIB), BOTH, []),
+    # nothing of ours in the kernel: nothing to differ
+    (vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2), None, []),
+    # the kernel counts in pages, rounded up
+    (vm_state(VmLimits(10_000, 0, 5_000, 0), 3 * PAGE, 2 * PAGE), (10_000, 5_000), []),
+    # background not below the limit: half of the limit is in force
+    (vm_state(VmLimits(4 * MIB, 0, 4 * MIB, 0), 4 * MIB, 2 * MIB), (4 * MIB, 4 * MIB), []),
+    (vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB), BOTH, ["dirty_bytes"]),
+    (vm_state(VmLimits(0, 20, 2 * MIB, 0), GIB, 2 * MIB), BOTH, ["dirty_bytes"]),
+    (vm_state(VmLimits(4 * MIB, 0, 0, 5), 4 * MIB, 2 * MIB), BOTH, ["dirty_background_bytes"]),
+    # the files read back well, and the kernel made something else of them
+    (vm_state(STANDING, 64 * MIB, 2 * MIB), BOTH, ["nr_dirty_threshold"]),
+    (vm_state(STANDING, 4 * MIB, 3 * MIB), BOTH, ["nr_dirty_background_threshold"]),
+])  # fmt: skip
 def test_verify(state: VmState, written: Optional[Tuple[int, int]], files: "list[str]") -> None:
     answer = verify_json(state, PAGE, written)
     assert_valid(answer, "verify")
