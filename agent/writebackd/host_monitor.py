@@ -163,8 +163,7 @@ class HostMonitor:
         self, foreign: Tuple[ForeignWrite, ...], watcher_pid: Optional[int]
     ) -> Tuple[ForeignWrite, ...]:
         """The same writes with their writers, if the probe saw them."""
-        # Of the last tick as well: a write may come between reading the limits and
-        # reading the probe.
+        # Of the last tick as well: a write may come between reading the limits and the probe.
         seen = (self._earlier_writers, self.sampler.writers)
         own = (os.getpid(), watcher_pid)
         writers = tuple(
