@@ -217,8 +217,7 @@ class Daemon:
     def _tick(self) -> bool:
         """Run one tick; returns whether the next should come sooner."""
         begun = time.monotonic()
-        # During a tick the collector would scan every object it allocates; at the end most are
-        # freed.
+        # During a tick the collector would scan every object it allocates; most are freed after it.
         gc.disable()
         try:
             self._run_tick()

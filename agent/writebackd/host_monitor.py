@@ -168,8 +168,7 @@ class HostMonitor:
 
         A lever other than the limits is left to its writer, which is logged.
         """
-        # Of the last tick as well: a write may come between reading the limits and
-        # reading the probe.
+        # Of the last tick as well: a write may come between reading the limits and the probe.
         seen = (self._earlier_writers, self.sampler.writers)
         own = (os.getpid(), watcher_pid)
         writers = []

@@ -199,8 +199,7 @@ STUCK_PART = 0.25
 
 # ---- a pace in the place of the limit ----
 
-# Share of its pace (io.max).  A flood, or a cgroup of it, that writes more is held back by the
-# pace.
+# Share of its pace (io.max).  A flood, or a cgroup of it, that writes more is held back by it.
 USES = 0.85
 # Share of R that syncs may cost, by the policy's `prefer`.  In theory 1 / (1 + e) is best, with
 # e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also

@@ -52,7 +52,7 @@ def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_c
     host.until(6, completed=False, waiting=1, oldest_s=6.0)
     (alert,) = host.alerts
     assert (alert.cause, alert.severity) == (Cause.UNKNOWN, Severity.WARNING)
-    assert "frozen" in alert.summary
+    assert "frozen" in alert.summary and ", 1 sync pending" in alert.summary
     host.seconds(60, completed=False, waiting=1, oldest_s=6.0)
     assert host.alerts[0].severity is Severity.CRITICAL
 

@@ -98,6 +98,12 @@ ASKED = [
     ("The RAID controller's battery failed, what does it do?", RAID, "`CACHE_DEGRADED`"),
     ("Can I set a different limit for one disk by its by-id name or mount point?", FILES,
      "`[device /dev/disk/by-id/nvme-eui.0025385b71b0c3d4]`"),
+    ("etcd logs \"slow fdatasync\": what should I do?", FAQ, 'also when it logs "slow fdatasync"'),
+    ("What happens during suspend or live migration of a VM?", FAQ, "learns the new drain rate"),
+    ("sync or umount takes minutes, how much data is still dirty?", FAQ, "status`, line `dirty`"),
+    ("Is there a Docker image or a Helm chart?", FAQ, "no Docker image or Helm chart is shipped"),
+    ("bpf program load fails: failed to find valid kernel BTF", KERNELS, "is then compiled on"),
+    ("How do I upgrade without losing the limits?", INSTALL, "The limits stay in force"),
 ]
 
 

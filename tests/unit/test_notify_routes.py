@@ -143,12 +143,12 @@ def test_a_culprit_is_what_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize("name, value, said", [
-    ("sync_rate", 12.0, "sync_rate 12"),
-    ("write_rate", 123456789.0, "write_rate 123,456,789"),
+    ("sync_rate", 12.0, "sync_rate 12/s"),
+    ("write_rate", 123456789.0, "write_rate 118M/s"),
     ("backlog_bytes", 67108864.0, "backlog 64M"),
     ("waited_share", 0.876, "waited 88 %"),
     ("fsync_mean_s", 0.0123, "fsync_mean 12 ms"),
-    ("oldest_fsync_s", 95.0, "oldest_fsync 1m35s"),
+    ("commit_p99_s", 2.315, "commit_p99 2.3s"),
     ("x_s", float("nan"), "x_s -"),
 ])  # fmt: skip
 def test_figures_have_units(name: str, value: float, said: str) -> None:

@@ -603,7 +603,7 @@ def test_a_mail_has_it_all() -> None:
     assert mail["Auto-Submitted"] == "auto-generated"
     text = mail.get_content()
     for said in (FLOOD.summary, FLOOD.done, "dd (pid 4242, backup.service) 296M/s",
-                 f"{BOOK}#collapse", "sync_rate 12", "host     db1"):  # fmt: skip
+                 f"{BOOK}#collapse", "sync_rate 12/s", "host     db1"):  # fmt: skip
         assert said in text, said
 
 

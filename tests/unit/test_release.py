@@ -12,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Tuple
 
 import pytest
 
@@ -20,6 +21,7 @@ from writebackd import __version__
 
 sys.path.append(str(ROOT / "packaging"))
 import dist
+import roots
 import sbom
 
 UNITS = (".service", ".timer")
@@ -119,3 +121,26 @@ def test_the_sdist_has_the_package_s_tests_and_not_the_checkout_s(tmp_path: Path
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"debian/tests/control", "debian/tests/service"} <= names
     assert [name for name in names if name.split("/")[0] in dist.NOT_AT_TOP] == []
+
+
+THEIRS, OURS, NONE = (f"doctor {said}" for _, said in roots.LIBRARIES.values())
+PROBE, PROCFS = "status after 800 ms, libbpf", "status after 800 ms, procfs"
+LEFT, NOT_ON_OFFER = "purge nothing left", f"install {roots.NOT_ON_OFFER}"
+
+
+@pytest.mark.parametrize("suite, library, code, lines, good", [
+    ("sid", "libbpf1", 0, (PROBE, THEIRS, LEFT), True),
+    ("sid", "libbpf1", 1, (PROBE, THEIRS, LEFT), False),
+    ("sid", "libbpf1", 0, (PROCFS, THEIRS, LEFT), False),
+    ("sid", "libbpf1", 0, (PROBE, THEIRS), False),
+    ("sid", "libbpf1", 0, (NOT_ON_OFFER,), False),
+    ("bullseye", "libbpf1", 0, (NOT_ON_OFFER,), True),
+    ("sid", "writebackd-libbpf", 0, (PROBE, OURS, LEFT), True),
+    ("sid", "writebackd-libbpf", 0, (PROBE, THEIRS, LEFT), False),
+    ("sid", "none", 0, (PROCFS, NONE, LEFT), True),
+])  # fmt: skip
+def test_a_root_is_good_if_it_says_what_its_library_gives(
+    suite: str, library: str, code: int, lines: Tuple[str, ...], good: bool
+) -> None:
+    passed, row = roots.judged(suite, library, code, "\n".join(lines))
+    assert (passed, row.endswith("FAILED")) == (good, not good)

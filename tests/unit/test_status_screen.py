@@ -131,6 +131,12 @@ def test_status_says(make: Callable[[], Snapshot], words: "list[str]") -> None:
         assert " ".join(each.split()) in text
 
 
+def test_an_alert_that_nothing_renews_says_when_its_figures_are_from() -> None:
+    seen = samples.collapse()
+    later = replace(seen, sample=replace(seen.sample, wall_s=seen.sample.wall_s + 20.0))
+    assert "figures of" in status(later) and "figures of" not in status(seen)
+
+
 def test_what_an_alert_tells_is_told_once() -> None:
     text = " ".join(status(samples.yielded()).split())
     # The verdict, and the alert with what to do.

@@ -114,8 +114,7 @@ class Incident:
 
 
 class BesideFlood(NamedTuple):
-    """How fast small writes are during floods. A full cache soon has room for some; without a cache
-    none is fast."""
+    """How fast small writes are in floods: a full cache soon has room for some."""
 
     fast_s: float = 0.0  # seconds with fast ones, less those without, of the last minute
     fast_at_s: float = float("-inf")  # the last tick with a fast one, as Sample.time_s

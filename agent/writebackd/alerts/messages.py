@@ -72,11 +72,12 @@ def degraded(name: str, incident: Incident, usual: Baseline) -> str:
 def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: float) -> str:
     text = f"{name}: no IO completed for {formats.duration(seconds)}"
     if inflight:
-        text += f", {inflight} requests pending"
+        text += f", {inflight} {'request' if inflight == 1 else 'requests'} pending"
     else:
         text += ", and no request has reached the disk (a frozen filesystem?)"
     if waiting:
-        text += f", {waiting} syncs pending, the oldest for {formats.duration(oldest_s)}"
+        text += f", {waiting} {'sync' if waiting == 1 else 'syncs'} pending, the oldest for"
+        text += f" {formats.duration(oldest_s)}"
     return text
 
 

@@ -13,7 +13,7 @@ from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.client import kernel_name, request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import Paint, clean, labelled, moment, show_screen, wrapped
-from writebackd.cli.status_screen import alert_line
+from writebackd.cli.status_screen import alert_line, as_of
 from writebackd.command_line import complain
 from writebackd.notify.alert_events import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
@@ -153,9 +153,10 @@ def _paragraph(alert: Json, columns: int, paint: Paint) -> List[str]:
     severity = alert["severity"]
     role = "blocker" if severity == "critical" else "warning"
     title = f"{severity.upper()}  {alert['name']} on {clean(alert['device'] or 'the host')}"
-    lasts = formats.duration(max(0.0, time.time() - alert["since"]))
+    now_s = time.time()
+    lasts = formats.duration(max(0.0, now_s - alert["since"]))
     lines = [f"{paint(title, role)}  since {moment(alert['since'])}, {lasts} ago"]
-    lines += labelled("what", alert["summary"], columns)
+    lines += labelled("what", alert["summary"] + as_of(alert, now_s), columns)
     lines += labelled("why", _why(alert), columns)
     for number, culprit in enumerate(alert["culprits"]):
         lines += labelled("" if number else "who", _who(culprit), columns)

@@ -43,8 +43,7 @@ from writebackd.types.decision import Mode
 
 log = logging.getLogger("writebackd")
 
-# Log lines that may wait for a stuck disk or terminal; what comes on top is
-# dropped and counted.
+# Log lines that may wait for a stuck disk or terminal; beyond these they are dropped and counted.
 _LOG_LINES = 1000
 # When after the start the host is matched again: the services that identify it may start
 # after this one, or be down while it restarts. Ten minutes are more than databases take to recover

@@ -28,6 +28,7 @@ MIN_WIDTH = 40
 # Beyond this many devices those with nothing to say share one line.
 _MANY_DEVICES = 6
 _MANY_LEVERS = 5  # and of targets of levers
+_FRESH_S = 10.0  # age of figures that are as good as of now
 _WATCHER_S = 2.5  # from the end of a lease until the watcher has seen it (actuate/watcher.py)
 # Where to look first; devices of one state stay in the daemon's order.
 _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned", "idle")
@@ -39,7 +40,7 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     lines = verdict_lines(status, width, paint)
     lines += [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
     for alert in status["alerts"]:
-        lines += _alert_lines(alert, width, paint)
+        lines += _alert_lines(alert, status["time_s"], width, paint)
     if status["policy_reason"]:
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", limit_line(status), width)
@@ -84,9 +85,15 @@ def alert_line(alert: Answer) -> str:
     return formats.alert(alert["name"], alert["device"], alert["severity"], alert["summary"])
 
 
-def _alert_lines(alert: Answer, width: int, paint: Paint) -> List[str]:
+def as_of(alert: Answer, now_s: float) -> str:
+    """When its figures are from, if not of now: it stands for `hold` after the trouble."""
+    end_s = alert["evidence"]["end"] if alert["evidence"] else now_s
+    return f", figures of {moment(end_s)}" if now_s - end_s >= _FRESH_S else ""
+
+
+def _alert_lines(alert: Answer, now_s: float, width: int, paint: Paint) -> List[str]:
     """The alert, its start, its culprit with command line, and what was done."""
-    text = f"{alert_line(alert)}; {_since(alert['since'])}"
+    text = f"{alert_line(alert)}; {_since(alert['since'])}{as_of(alert, now_s)}"
     role = "critical" if alert["severity"] == "critical" else "warning"
     lines = [paint(line, role) for line in labelled("alert", text, width)]
     for culprit in alert["culprits"]:

@@ -79,8 +79,7 @@ def plan_device_limits(
     )
     lowest = min(lowest, sample.vm.threshold_bytes)
     for name, cap in caps.items():
-        # Without a minimum, a device under strict_limit that has not written lately gets almost
-        # nothing.
+        # Without a minimum, a device under strict_limit that wrote nothing lately gets almost none.
         least = min(cap.bytes // 2, lowest // (MINIMA_SHARE * len(caps)))
         if cap.standing:
             least = min(least, lowest // OWN_SHARE)

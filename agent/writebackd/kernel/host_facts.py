@@ -41,8 +41,7 @@ _FOR_USERS = re.compile(
 )
 # Channels on which controllers with a write cache show their volumes; physical disks that are
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
-# PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers. arcmsr and 3w-* keep none
-# apart.
+# PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers; arcmsr, 3w-* have none.
 _VOLUMES = {
     "megaraid_sas": (2, 3), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
 }  # fmt: skip

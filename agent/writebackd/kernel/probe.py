@@ -44,8 +44,7 @@ log = logging.getLogger(__name__)
 # A thread's dirtied bytes are looked up once in this many: a flood of 1 GB/s is
 # then looked at 4000 times a second, and a thread is at most this far ahead.
 DIRTY_GRAIN = 256 << 10
-# Run statistics cost two clock reads per program run, so they are on for one
-# tick in this many.
+# Run statistics cost two clock reads per program run, so they are on for one tick in this many.
 STATS_EVERY_TICKS = 60
 # A few completions on an idle host run with cold caches, ten times as long.
 STATS_LEAST_RUNS = 1000

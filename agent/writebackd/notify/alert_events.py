@@ -203,17 +203,17 @@ def fact(name: str, value: Optional[float]) -> str:
     """A figure of the evidence for display; the end of its name is its unit."""
     if value is None or not math.isfinite(value):
         return f"{name} {formats.UNKNOWN}"
-    for end, text in (("_bytes", formats.size(value)), ("_share", formats.percent(value))):
+    for end, text in (("_bytes", formats.size(value)), ("_share", formats.percent(value)),
+                      ("_s", formats.latency(value))):  # fmt: skip
         if name.endswith(end):
             return f"{name[: -len(end)]} {text}"
-    if name.endswith("_s"):
-        text = f"{formats.milliseconds(value)} ms" if value < 10 else formats.duration(value)
-        return f"{name[:-2]} {text}"
+    if name.endswith("_rate"):
+        return f"{name} {formats.size(value) if name == 'write_rate' else formats.count(value)}/s"
     return f"{name} {value:.4g}" if abs(value) < 1e4 else f"{name} {value:,.0f}"
 
 
 def fact_lines(alert: Alert) -> Optional[str]:
-    """The evidence in one line: sync_rate 12, fsync_p99 2100 ms; None without any."""
+    """The evidence in one line: sync_rate 12/s, fsync_p99 2.1s; None without any."""
     if alert.evidence is None or not alert.evidence.facts:
         return None
     return line(", ".join(fact(name, value) for name, value in alert.evidence.facts))

@@ -79,8 +79,7 @@ class Totals:
     raised: Mapping[str, int] = field(default_factory=dict)  # alerts by name
 
     def zeroed(self, wall_s: float) -> "Totals":
-        """Anew from now on; what is no count stays, and so does processor time, which the kernel
-        counts."""
+        """Anew from now on; what is no count stays, as does processor time, the kernel's."""
         devices = {
             name: DeviceTotals(diskseq=each.diskseq, decision_id=each.decision_id)
             for name, each in self.devices.items()

@@ -15,7 +15,7 @@ from writebackd.report.history_schema import Event
 
 STATES = {
     "idle": "no sync demand",
-    "guard": "sync demand, keeping a limit",
+    "guard": "sync demand",
     "probe": "trying a larger limit",
     "pace": "holding the flooding unit below the drain rate",
     "exhausted": "at the floor and still slow",
