@@ -164,8 +164,8 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
              "HP and HPE Smart Array P, E and SR", (ssacli.KEYS,)),
         Kind("arcconf", ("arcconf",), _ask_arcconf,
              "Adaptec series 2 to 8, SmartRAID 3100 and 3200, Cisco 24G", (arcconf.KEYS,)),
-        Kind("tw_cli", ("tw_cli", "tw_cli64", "tw-cli"), _asked(tw_cli, tw_cli.more), "3ware 9500 to 9750",
-             (tw_cli.KEYS,)),
+        Kind("tw_cli", ("tw_cli", "tw_cli64", "tw-cli"), _asked(tw_cli, tw_cli.more),
+             "3ware 9500 to 9750", (tw_cli.KEYS,)),
         *mapped(files),
     )  # fmt: skip
 

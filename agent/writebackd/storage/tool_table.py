@@ -97,7 +97,8 @@ def _pattern(phrase: str) -> Pattern[str]:
 # on for a volume, with a share for writes, and with or without a battery.
 _SWITCH: Words[bool] = (
     # A cache of SSDs is behind the controller's.
-    (True, ("ok", "enabled", "on", "true", "controller cache", *anywhere("smartcache", "maxcache"))),
+    (True, ("ok", "enabled", "on", "true", "controller cache",
+            *anywhere("smartcache", "maxcache"))),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
     (False, ("off", "false", "none", "not configured", "not supported", "* disabled", "disabled *",
              *anywhere("smart path", "smart io path", "io bypass", "i o bypass"))),
