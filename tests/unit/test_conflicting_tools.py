@@ -117,6 +117,12 @@ def test_a_profile_and_the_one_that_it_includes(
     ("[variables]\ninclude=/etc/x.conf\n[sysctl]\nvm.dirty_ratio=${x}\n", ["vm.dirty_ratio=7"]),
     ("[script]\nscript=${i:PROFILE_DIR}/../tune\n", ["vm.dirty_ratio=7"]),
     ("[script]\nscript=../tune\nenabled=0\n", []),
+    ("[main]\ninclude=script\n[script]\nscript=own\n", ["vm.dirty_ratio=7"]),  # both run
+    ("[variables]\na=15\nb=${a}\nc=${c}\n[sysctl]\nvm.dirty_ratio=${b}\n",
+     ["vm.dirty_ratio=15"]),
+    ("[variables]\na=5\n[sysfs]\n/sys/class/bdi/8:0/max_ratio=${a}\n"
+     "/sys/devices/virtual/bdi/*/strict_limit=1\n/proc/sys/vm/dirty_ratio=10\n",
+     ["bdi/max_ratio=5", "bdi/strict_limit=1"]),
     ('[sysctl]\nvm.dirty_ratio="15"\n', ["vm.dirty_ratio=15"]),
     ("[sysctl]\n  vm/dirty_ratio = 15 # x\n", ["vm.dirty_ratio=15"]),
     ("[vm]\ndirty_bytes=0\ndirty_ratio=101\n", []),  # refused
@@ -132,7 +138,8 @@ def test_a_profile_is_read_as_tuned_reads_it(
     host(tmp_path, {
         "/etc/x.conf": "x=7\n", "/etc/tuned/tune": "#!/bin/sh\nsysctl -w vm.dirty_ratio=7\n"
     })  # fmt: skip
-    found = tuned(tmp_path, text, base="[vm]\ndirty_bytes=30%\n")
+    script = "[script]\nscript=/etc/tuned/tune\n"
+    found = tuned(tmp_path, text, base="[vm]\ndirty_bytes=30%\n", script=script)
     assert [each[1] for each in found] == expected
 
 
@@ -172,6 +179,29 @@ def test_several_active_profiles_the_last_wins(tmp_path: Path) -> None:
         "/usr/lib/tuned/two/tuned.conf": "[vm]\ndirty_ratio=2\n",
     }  # fmt: skip
     assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=2"]
+
+
+@pytest.mark.parametrize("profile, main, paths, expected", [
+    ("[vm]\ndirty_ratio=40\n[sysctl]\nvm.swappiness=1\n", "", ["sysctl.d/9.conf"], "again"),
+    ("[sysctl]\nvm.dirty_ratio=40\n", "", ["sysctl.conf"], "again"),
+    ("[sysctl]\nvm.dirty_ratio=40\n", "", ["sysctl.d/9.conf", "sysctl.conf"], "again"),
+    ("[sysctl]\nvm.swappiness=1\n[vm]\ndirty_ratio=40\n", "", ["sysctl.conf"], "40"),
+    ("[sysctl]\nvm.dirty_ratio=40\n", "reapply_sysctl = 0\n", ["sysctl.conf"], "40"),
+    ("[vm]\ndirty_ratio=40\n", "", ["sysctl.conf"], "40"),
+])  # fmt: skip
+def test_tuned_applies_the_system_s_sysctls_again(
+    tmp_path: Path, profile: str, main: str, paths: List[str], expected: str
+) -> None:
+    files = {f"/etc/{path}": "vm.dirty_ratio=10\n" for path in paths}
+    files.update({"/run/systemd/system/x": "", "/etc/tuned/tuned-main.conf": main})
+    files.update({"/etc/tuned/active_profile": "p", "/etc/tuned/p/tuned.conf": profile, **RUNS})
+    tools = find_conflicting_tools(host(tmp_path, files))
+    if expected == "again":
+        (tool,) = tools
+        assert (tool.setting, tool.where) == ("vm.dirty_ratio=10", f"/etc/{paths[-1]}:1")
+        assert tool.level == "note" and "by tuned again" in tool.text
+    else:
+        assert [tool.setting for tool in tools] == ["vm.dirty_ratio=40", "vm.dirty_ratio=10"]
 
 
 def test_a_profile_of_a_tuned_that_does_not_run_is_a_note(tmp_path: Path) -> None:
@@ -242,12 +272,25 @@ def test_a_glob_leaves_out_what_is_named(tmp_path: Path) -> None:
     ("/etc/rc.local", "sysctl -q -f /etc/x.conf", "/etc/x.conf:1"),
     ("/etc/rc.local", "sysctl -p $FILE", None),
     ("/etc/cron.d/a", "@reboot root sysctl -e -p", "/etc/sysctl.conf:1"),
+    ("/etc/rc.local", "bash -x /opt/plain", "/opt/plain:1"),
+    ("/etc/rc.local", "cd /opt && ./plain", "/opt/plain:1"),
+    ("/etc/rc.local", "/opt/outer", "/opt/plain:1"),
+    ("/etc/rc.local", "run-parts /opt/parts", "/opt/parts/a:1"),
+    ("/etc/rc.local", "sysctl -p /etc/x*.conf", "/etc/x.conf:1"),
+    ("/etc/rc.local", "python3 /opt/tune.py", "/opt/tune.py:2"),
+    ("/etc/rc.local", "/opt/tune.pl", "/opt/tune.pl:2"),
+    ("/etc/acpi/events/ac", "action=/opt/tune", "/opt/tune:2"),
 ])  # fmt: skip
 def test_what_a_command_runs_or_loads_counts(
     tmp_path: Path, path: str, line: str, place: Optional[str]
 ) -> None:
     files = {
         "/opt/tune": "#!/bin/sh\nsysctl -w vm.dirty_ratio='5'\n", "/etc/x.conf": "vm.dirty_ratio=5",
+        "/opt/plain": "sysctl -w vm.dirty_ratio=5\n", "/opt/outer": "#!/bin/sh\n. /opt/mid\n",
+        "/opt/mid": "/opt/plain\n", "/opt/parts/a": f"{SET}\n", "/opt/parts/b.old": f"{SET}\n",
+        "/opt/tune.py": "print(open('/proc/sys/vm/dirty_ratio').read())\n"
+        "open('/proc/sys/vm/dirty_ratio', 'w').write('5')\n",
+        "/opt/tune.pl": "#!/usr/bin/perl\nsystem('sysctl -w vm.dirty_ratio=5');\n",
         "/opt/binary": "\x7fsysctl -w vm.dirty_ratio=6\n",
         "/etc/sysctl.conf": "vm.dirty_ratio=5", "/etc/sysctl.d/a.conf": "",
         "/etc/rc.local": "#!/bin/sh\nexit\nsysctl vm.dirty_ratio=5\n", path: line,
@@ -258,9 +301,6 @@ def test_what_a_command_runs_or_loads_counts(
     os.mkfifo(tmp_path / "opt/pipe")
     at = {each.where for each in find_conflicting_tools(root)} - {"/etc/sysctl.d/a.conf:1"}
     assert at == ({place} if place else set())
-
-
-SET = "sysctl -w vm.dirty_ratio=5"
 
 
 @pytest.mark.parametrize("script, line", [
@@ -276,6 +316,19 @@ SET = "sysctl -w vm.dirty_ratio=5"
     ("systemctl restart foo-sysctl -f; ssh db2 sysctl -p", None), (f"{SET} --dry-run", None),
     ("rm -f /opt/t.sh; test -e /opt/t.sh || chmod 1 /opt/t.sh", None),
     (f"nice -n 5 sudo {SET}", 1), (f"[ -e /x ] && {SET} >/dev/null 2>&1", 1),
+    ("echo 5 | tee /proc//sys/vm/dirty_ratio", 1), ("tee /proc/sys/vm/dirty_ratio <<< 5", 1),
+    ("write /proc/sys/vm/dirty_ratio 5", 1), ("set_sysctl vm.dirty_ratio 5", 1),
+    ("check_sysctl vm.dirty_ratio 5", None), ("[ vm.dirty_ratio 5 ]", None),
+    ("V=/proc/sys/vm\nF=${V}/dirty_ratio\necho 5 > $F", 3), ("N=5\nsysctl vm.dirty_ratio=$N", 2),
+    ("for k in dirty_ratio; do\n echo 5 > /proc/sys/vm/$k\ndone", 2),
+    ("for s in vm.dirty_ratio=5 vm.swappiness=1; do\n sysctl -w $s; done", 2),
+    ("sysctl -w vm.dirty_{ratio,expire_centisecs}=5", 1),
+    ("cd /proc/sys/vm; echo 5 >dirty_ratio", 1),
+    ("A=$A:x; for x in $x; do $x $A; done\n$(which x) y\n/opt/$(x y)/z", None),
+    (f"sysctl -p - <<E\nvm.dirty_ratio = 5\nE\n{SET[:6]}", 2),
+    ("echo vm.dirty_ratio=5 | xargs sysctl -w", 1), ("echo vm.dirty_ratio=5 | sysctl -p -", 1),
+    (f"flock -n /run/x {SET}", 1), (f"flock /run/x -c '{SET}'", 1), (f"eval '{SET}'", 1),
+    (f"systemd-cat -t x {SET}", 1), (f"runuser -l root -c '{SET}'", 1), (f"busybox {SET}", 1),
     (f"echo 'not closed\n{SET}", 2), ("echo " + "%% " * 40 + "\n" + SET, 2),
 ])  # fmt: skip
 def test_of_a_script_only_what_it_runs_counts(
@@ -354,6 +407,23 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
     ("/etc/sysconfig/sapconf", "DIRTY_BYTES=629145600", "vm.dirty_bytes=629145600"),
     ("/etc/sysconfig/sapconf", "DIRTY_BG_BYTES=0", None),
     ("/etc/cron.d/tune", "@reboot root /sbin/sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5"),
+    ("/etc/rc.local", "echo 5 > /sys/class/bdi/$(mountpoint -d /srv)/max_ratio",
+     "bdi/max_ratio=5"),
+    ("/etc/rc.local", "echo 5 | tee /sys/class/bdi/0:`stat -c %d /srv`/max_ratio",
+     "bdi/max_ratio=5"),
+    ("/etc/rc.local", "cat /x > /proc/sys/vm/dirty_ratio", "vm.dirty_ratio=?"),
+    ("/etc/rc.local", "dd if=/x of=/proc/sys/vm/dirty_ratio", "vm.dirty_ratio=?"),
+    ("/etc/rc.local", "{ cat /x; } > /proc/sys/vm/dirty_ratio", "vm.dirty_ratio=?"),
+    ("/etc/rc.local", "A=5\nA=6\nsysctl vm.dirty_ratio=$A", "vm.dirty_ratio=$A"),
+    *((path, f"{before}sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5") for path, before in (
+        ("/var/lib/cloud/instance/user-data.txt", "bootcmd:\n- |\n  "),
+        ("/var/lib/cloud/instance/user-data.txt", "#!/bin/sh\n"),
+        ("/var/lib/cloud/instance/vendor-data.txt", "runcmd:\n - "),
+        ("/etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n - "), ("/etc/init.d/tune", ""),
+        ("/etc/network/interfaces.d/eth0", " post-up "), ("/etc/systemd/system-sleep/x", ""),
+        ("/etc/libvirt/hooks/qemu", ""), ("/etc/systemd/system/a.service", "ExecStopPost="))),
+    ("/etc/ufw/sysctl.conf", "vm/dirty_ratio=5", "vm.dirty_ratio=5"),
+    ("/etc/init.d/procps", "sysctl vm.dirty_ratio=5", None),
     ("/etc/crontab", "#@reboot root sysctl -w vm.dirty_ratio=5", None),
     ("/etc/cron.daily/tune.disabled", "echo 5 >/proc/sys/vm/dirty_ratio", None),
     ("/etc/cron.d/tune", "@reboot root sysctl vm.dirty_ratio=999", None),
@@ -380,7 +450,8 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
 def test_other_files_that_set_levers(
     tmp_path: Path, path: str, line: str, setting: "str | None"
 ) -> None:
-    expected = [("note", setting, f"{path}:2")] if setting else []
+    number = 2 if "\\\n" in line else 2 + line.count("\n")
+    expected = [("note", setting, f"{path}:{number}")] if setting else []
     if path == "/proc/cmdline":
         assert found(tmp_path, {path: line}) == [("note", "vm.dirty_ratio=5", f"{path}:1")]
         return

@@ -66,6 +66,25 @@ def test_a_kernel_with_everything(tmp_path: Path) -> None:
     assert "tracefs on /sys/kernel/tracing" in texts(findings, "good")
 
 
+@pytest.mark.parametrize("mount, controllers, said", [
+    ("/tank rw - zfs tank rw", "", "/tank is not held"),
+    ("/mnt rw - virtiofs x rw", "", "not held: /mnt"),
+    ("/mnt rw - fuse.juicefs x rw", "", "not held: /mnt"),
+    ("/run/user/1/doc rw - fuse.portal x rw", "", ""),
+    ("/sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw", "", "no pacing"),
+    ("/sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw", "cpu io memory", ""),
+])  # fmt: skip
+def test_what_is_not_held_or_paced(
+    tmp_path: Path, mount: str, controllers: str, said: str
+) -> None:
+    files = host(tmp_path, {
+        "/proc/self/mountinfo": f"30 1 0:41 / {mount}\n",
+        "/sys/fs/cgroup/unified/cgroup.controllers": controllers,
+    })  # fmt: skip
+    notes = texts(list(doctor_checks.kernel(files, "6.18.0")), "note")
+    assert said in notes and ("held" in notes or "pacing" in notes) is bool(said)
+
+
 def test_a_kernel_with_nothing(tmp_path: Path) -> None:
     findings = list(doctor_checks.kernel(host(tmp_path, {}), "6.1.0"))
     notes = texts(findings, "note")

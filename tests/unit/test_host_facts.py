@@ -47,7 +47,8 @@ def test_only_disks_that_are_no_stack_count(tmp_path: Path) -> None:
     ("megaraid_sas", 0, "none"), ("megaraid_sas", 1, "none"),
     ("hpsa", 1, "controller"), ("hpsa", 0, "none"), ("smartpqi", 1, "controller"),
     ("smartpqi", 3, "controller"), ("smartpqi", 0, "none"), ("aacraid", 0, "controller"),
-    ("aacraid", 1, "none"), ("arcmsr", 0, "controller"), ("3w-9xxx", 0, "controller"),
+    ("aacraid", 1, "none"), ("arcmsr", 0, "controller"),
+    ("mpi3mr", 1, "controller"), ("mpi3mr", 0, "none"), ("3w-9xxx", 0, "controller"),
     ("mpt3sas", 0, "none"), ("3w-9xxxx", 0, "none"),
 ])  # fmt: skip
 def test_the_cache_of_a_controller_is_behind_its_volumes(
@@ -65,6 +66,7 @@ def test_the_cache_of_a_controller_is_behind_its_volumes(
     ("12:pids:/x.service\n1:name=systemd:/system.slice/etcd.service\n0::/",
      ("etcd.service", "system.slice")),
     ("0::/system.slice/etcd.service\n1:name=systemd:/", ()),
+    ("0::/system.slice/etcd.service (deleted)", ("etcd.service", "system.slice")),
     ("0::/system.slice/docker-0a1b.scope", ("docker-0a1b.scope", "system.slice")),
     ("0:name=systemd:/system.slice/etcd.service", ()),
     ("nonsense", ()),
@@ -257,6 +259,17 @@ def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Pa
     ({"/sys/hypervisor/type": "xen"}, ("guest", "/sys/hypervisor/type: xen")),
     ({"/proc/cpuinfo": "flags : a", "/sys/class/dmi/id/sys_vendor": "Dell Inc."},
      ("metal", "no CPU flag hypervisor, DMI: Dell Inc.")),
+    ({"/proc/cpuinfo": "flags : a", "/sys/class/dmi/id/sys_vendor": "VMware, Inc."},
+     ("guest", "no CPU flag hypervisor, DMI: VMware, Inc.")),
+    ({"/proc/cpuinfo": "flags : a", "/sys/class/dmi/id/sys_vendor": "Amazon EC2"},
+     ("metal", "no CPU flag hypervisor, DMI: Amazon EC2")),
+    *(({"/sys/hypervisor/type": "xen", "/sys/hypervisor/properties/features": features},
+       (kind, shown)) for features, kind, shown in (
+        ("000228f0", "host", "/sys/hypervisor/properties/features: 000228f0"),
+        ("000000f0", "guest", "/sys/hypervisor/type: xen"),
+        ("x", "guest", "/sys/hypervisor/type: xen"))),
+    ({"/proc/sysinfo": "LPAR Name: A\nVM00 Control Program: z/VM    7.2.0\n"},
+     ("guest", "/proc/sysinfo: z/VM    7.2.0")),
     # ARM: no flags.
     ({"/proc/cpuinfo": "Features : fp", "/sys/class/dmi/id/sys_vendor": "QEMU"},
      ("guest", "DMI: QEMU")),

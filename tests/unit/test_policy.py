@@ -12,7 +12,7 @@ import pytest
 from policy_cases import load_text, system, write
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.keys import KEYS, Key
-from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
+from writebackd.policy.load import misplaced, packaged_dir, unresolved, unused_drop_ins
 
 DIRS = ("usr/lib", "run", "etc")
 RANGED = [key for key in KEYS if key.low]
@@ -377,6 +377,48 @@ def test_no_policy_is_called_all(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="'all' is no policy"):
         load_policy("all", root=tmp_path)
     assert misplaced([path.parent]) == [StartsWith(f"{path}: no policy can be called 'all'")]
+    assert check(str(path), root=tmp_path) == misplaced([path.parent])
+    other = system(tmp_path, "etc", "default.d/x.conf")
+    assert check(str(path), root=tmp_path, place=str(other)) == [
+        f"{other}: never read: move it into {other.parents[1]}/default.conf.d/"
+    ]
+
+
+REACHED = "textfile = /run/writebackd/x.prom", "textfile = /var/run/writebackd/x.prom", ""
+NODE = "textfile = /var/lib/prometheus/node-exporter/x.prom"
+
+
+@pytest.mark.parametrize("line,problem,warning", [
+    *((line, "", "") for line in REACHED),
+    (NODE, "ReadWritePaths=/var/lib/prometheus/node-exporter to the unit", ""),
+    ("textfile = /home/x/y.prom", "may not write there", ""),
+    ("textfile = /run/writebackd/../x.prom", "may not write there", ""),
+    ("textfile = /tmp/y.prom", "has a /tmp of its own", ""),
+    ("textfile = /srv/y.prom", "", "ReadWritePaths=/srv to the unit"),
+    ("exec = /home/ops/page.sh", "has no access there", "no such file here"),
+    ("exec = /tmp/page.sh", "has no access there", "no such file here"),
+    ("exec = /bin/sh", "", ""),
+    ("mail = root\nsendmail = /root/mail", "has no access there", "no such file here"),
+    ("sendmail = /root/mail", "", ""),
+])  # fmt: skip
+def test_a_check_tells_what_the_unit_cannot_reach(
+    tmp_path: Path, line: str, problem: str, warning: str
+) -> None:
+    section = "metrics" if line.startswith("textfile") else "alerts"
+    path = write(tmp_path / "p.conf", f"[{section}]\n{line}\n")
+    load_policy(str(path))  # a daemon that is started otherwise may reach it
+    for lines, wanted in (
+        (check(str(path), root=tmp_path), problem), (unresolved(str(path), []), warning)
+    ):  # fmt: skip
+        assert len(lines) == bool(wanted) and all(wanted in each for each in lines)
+
+
+def test_a_textfile_may_be_where_a_drop_in_lets_the_unit_write(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.conf", f"[metrics]\n{NODE}\n")
+    unit = tmp_path / "etc/systemd/system/writebackd.service.d/x.conf"
+    for paths, good in (("/srv -/var/lib/prometheus", True), ("/var/lib/prom", False)):
+        write(unit, f"[Service]\nReadWritePaths={paths}\n")
+        assert (check(str(path), root=tmp_path) == []) is good
 
 
 def test_a_drop_in_is_checked_from_within_its_directory(

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from policy_cases import load_text, system, write
 from writebackd.policy import PolicyError, load_policy, render
 from writebackd.policy.keys import KEYS
-from writebackd.policy.load import packaged_dir
-from writebackd.policy.rules import Rule
-from writebackd.policy.schema import Policy
+from writebackd.policy.load import packaged_dir, unresolved
+from writebackd.policy.rules import MemoryRule, Rule
+from writebackd.policy.schema import Policy, is_pattern
 from writebackd.tuning import SPEND
 from writebackd.types.storage import Device
 
@@ -208,6 +208,15 @@ def test_sections_name_a_device_by_what_stays(tmp_path: Path, section: str, foun
     said = f"{place}: no device with a filesystem has this name now; see `writebackctl devices`"
     assert policy.unresolved([disk]) == ([said] if stays and not found else [])
     assert policy.unresolved([]) == ([said] if stays else [])
+    literal = stays or not is_pattern(written)
+    assert unresolved(f"{tmp_path}/p.conf", []) == ([said] if literal else [])
+
+
+def test_a_volume_is_named_by_its_path(tmp_path: Path) -> None:
+    write(tmp_path / "p.conf", "[device vg0-data]\nceiling = 9M\n")
+    volume = Device("dm-0", "253:0", "253:0", links=("/dev/mapper/vg0-data",))
+    (said,) = unresolved(f"{tmp_path}/p.conf", [volume])
+    assert said.endswith("has this name now; write /dev/mapper/vg0-data")
 
 
 def test_lists_of_devices_take_such_names_too(tmp_path: Path) -> None:

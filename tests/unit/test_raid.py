@@ -94,6 +94,16 @@ def test_another_controllers_volume_of_that_number_is_not_meant(megaraid: FakeSy
     assert by_device(megaraid, "storcli", (elsewhere,)) == {}
 
 
+@pytest.mark.parametrize("told", ["0000:3b:00.0", "0000:00:00.0", None])
+def test_a_controller_is_found_whose_domain_or_address_is_not_told(
+    tree: FakeSysfs, told: Optional[str]
+) -> None:
+    tree.disk("sda", "8:0", MEGARAID.replace("0000:3b", "10000:3b").format(3, 110))
+    tree.scsi_host("host2", "megaraid_sas")
+    one = replace(EXAMPLE.tools[0].controllers[0], pci=told)
+    assert sorted(by_device(tree, "storcli", (one,))) == ["sda"]
+
+
 def test_without_an_address_the_only_one_of_its_driver_is_meant(megaraid: FakeSysfs) -> None:
     nowhere = Controller(protection=Protection.FAILED)
     found = by_device(megaraid, "megacli", (nowhere,))

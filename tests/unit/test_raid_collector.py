@@ -157,6 +157,8 @@ def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Pa
 
 @pytest.mark.parametrize("text, error", [
     ("sys.exit(7)", "printed nothing, exit code 7"),
+    ("sys.exit('no libncurses.so.5\\nx')", "printed nothing, exit code 1: no libncurses.so.5"),
+    ("print('Controller not present')", "Controller not present"),
     ("os.kill(os.getpid(), 11)", "printed nothing, exit code -11"),
     ("print('segmentation fault')", "no controller in it"),
     ("sys.stdout.buffer.write(bytes(range(256)) * 40)", "no text, at byte 128"),
@@ -166,6 +168,17 @@ def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Pa
 def test_a_tool_that_makes_no_sense(text: str, error: str, tree: FakeSysfs, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", text)
     assert collected(tree, bin_dir)["ssacli"].error == error
+
+
+def test_a_tool_whose_loader_is_missing(tree: FakeSysfs, bin_dir: Path) -> None:
+    path = program(bin_dir, "ssacli", "")
+    path.write_text("#!/lib/none.so\n")
+    assert "loader is missing" in (collected(tree, bin_dir)["ssacli"].error or "")
+
+
+def test_much_on_standard_error_holds_nothing_up(bin_dir: Path) -> None:
+    path = program(bin_dir, "tool", "os.write(2, b'x' * 300000); print('done')")
+    assert raid_tools.run([str(path)], "/", 10.0) == "done\n"
 
 
 def test_garbage_on_the_exit_code_is_no_reason(tree: FakeSysfs, bin_dir: Path) -> None:

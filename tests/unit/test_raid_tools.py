@@ -45,14 +45,15 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         for policy, mode in (
             ("RWBD", BACK), ("NRWBC", BACK), ("RAWBD", ALWAYS), ("NRAWBD", ALWAYS),
             ("RFWBD", ALWAYS), ("RWTD", THROUGH), ("NRWTC", THROUGH), ("R", None), ("", None),
-            ("RWBDX", None), (7, None),
+            ("RWBDX", None), (7, None), ("NR, WB", BACK),
         )
     ],
     ssacli.parse: [
         (cases.ssacli(bare="Enabled"), ALWAYS), (cases.ssacli(caching="Disabled"), THROUGH),
         (cases.ssacli("Temporarily Disabled"), THROUGH), (method("Smart Path"), THROUGH),
         (cases.ssacli("Permanently Disabled"), THROUGH), (method("Controller Cache"), BACK),
-        (cases.ssacli("Not Configured"), None), (cases.ssacli(""), None),
+        (cases.ssacli("Not Configured"), THROUGH), (cases.ssacli(""), None),
+        (method("HPE SmartCache"), BACK), (method("Smart IO Path"), THROUGH),
         (cases.ssacli(caching=""), None), (method("HPE SSD Smart Path"), THROUGH),
     ],
     arcconf.parse: [
@@ -60,6 +61,7 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.arcconf("Enabled", "Off"), THROUGH), (cases.arcconf(BATTERY, "Off"), THROUGH),
         (cases.arcconf(BATTERY, ""), None), (cases.arcconf("Disabled", ""), THROUGH),
         (cases.arcconf("Enabled", "?"), None),
+        (cases.arcconf("Enabled", "Not supported"), THROUGH),
     ],
 }
 OK, CHARGING, LEARNING = Protection.OK, Protection.CHARGING, Protection.LEARNING
@@ -74,7 +76,8 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
             (0, "Degraded (Needs Attention)", FAILED), (0, "Learning", LEARNING),
             (0, "Charging", CHARGING), ("NA", "Optimal", OK), (255, "Optimal", OK),
             ("NA", "", None), ("NA", "who knows", None), (0, "", OK), ("NA", None, ABSENT),
-            (0, None, ABSENT),
+            (0, None, ABSENT), (1 << 13, "Optimal", OK), (1 << 14, "Optimal", None),
+            (1 << 15, "Failed", FAILED),
         )
     ] + [(cases.storcli_all("RWTD", battery="Failed"), FAILED)],  # bad, though none is needed
     ssacli.parse: [
@@ -103,6 +106,9 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
         (cases.megacli_battery(Learn_Cycle_Active=""), OK),
         (cases.megacli_battery(Learn_Cycle_Status="Failed", isSOHGood="Yes"), FAILED),
         (cases.megacli_battery(isSOHGood="No"), FAILED),
+        *((cases.megacli_battery().replace("Battery State: Optimal\n", "")
+           .replace("Type: BBU", f"Type: {kind}"), known) for kind, known in (
+            ("CVPM02", OK), ("BBU", None))),
         ("Adapter 0: Get BBU Status Failed.\n", ABSENT), ("BBU status for Adapter: 0\n", None),
     ],
 }

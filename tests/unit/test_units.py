@@ -28,13 +28,18 @@ GOOD: Table = {
     units.parse_multiple: [("10x", 10.0), ("1.1x", 1.1)],
     units.parse_frequency: [("5", 5.0), ("0.5/s", 0.5)],
     units.parse_switch: [("yes", True), ("false", False)],
-    units.parse_device: [("/dev/sd[a-c]*", "sd[a-c]*"), ("8:16", "8:16")],
+    units.parse_device: [
+        ("/dev/sd[a-c]*", "sd[a-c]*"), ("8:16", "8:16"), ("driver:nvme", "driver:nvme"),
+        ("nvme*", "nvme*"), ("/srv/db-part1", "/srv/db-part1"),
+        ("usb-SanDisk_Ultra-0:0", "usb-SanDisk_Ultra-0:0"),
+    ],
     units.parse_devices: [("sda  dm-0\tloop*", ("sda", "dm-0", "loop*")), ("", ())],
     units.parse_urls: [
         ("http://a:9093  https://[::1]/x", ("http://a:9093", "https://[::1]/x")), ("", ()),
     ],
     units.parse_addresses: [("root ops+x@example.org", ("root", "ops+x@example.org"))],
     units.parse_path: [("/usr/local/bin/page", "/usr/local/bin/page"), ("", "")],
+    units.parse_runbook: [(text, text) for text in ("", "https://wiki/r", "file:///r", "/srv/r")],
 }  # fmt: skip
 # The second column is the part of the message that says what to do.
 BAD: Table = {
@@ -56,6 +61,11 @@ BAD: Table = {
     units.parse_device: [
         ("srv/db", "write the whole path, like /srv/db"),
         ("/dev/sdb1", "write its disk, sdb"), ("nvme0n1p2", "write its disk, nvme0n1"),
+        ("xvda1", "write its disk, xvda"), ("dasdb2", "write its disk, dasdb"),
+        ("nvme0", "write its disk, nvme0n1"), ("ata-X-part1", "write its disk, ata-X"),
+        ("/dev/disk/by-id/wwn-0x5-part12", "write its disk, /dev/disk/by-id/wwn-0x5"),
+        ("/dev/disk/by-partuuid/x", "write its disk or mount point"),
+        ("fs:nfs4", "only driver:NAME"), ("drivers:nvme", "only driver:NAME"),
         ("sd[ab", "write it like sda"), ("sd[z-a]", "swap its ends"), ("", "write it like sda"),
     ],
     units.parse_devices: [("sda,sdb", "write it like sda"), ("sda sdb sda", "remove one")],
@@ -64,6 +74,7 @@ BAD: Table = {
         ("ftp://a", "not a URL of http or https"),
         ("http://", "write it like http://127.0.0.1:9093"), ("http://a:99999", "is not a URL"),
         ("http://[::1", "is not a URL"), ("http://root:secret@a", "leave it out"),
+        ("http://a:0", "that can be reached"), ("http://http://a:9093", "that can be reached"),
         ("http://a/?x=1", "leave out what follows"), ("http://a/\r\nX: y", "is not a URL"),
     ],
     units.parse_urls: [
@@ -76,6 +87,13 @@ BAD: Table = {
     ],
     units.parse_path: [
         ("bin/page", "not an absolute path"), ("/bin/page\x00", "not an absolute path"),
+        ("/bin/page ops", "has arguments"), ("/bin/page # pager", "has arguments"),
+        ("/usr/local/bin/", "is a directory"),
+    ],
+    units.parse_runbook: [("wiki", "is not a URL"), ("https://wiki/r # page", "is not a URL")],
+    units.parse_units: [("postgresql@.service", "write postgresql@*.service")],
+    rules.parse_services: [
+        ("40: backup.timer", "name its service"), ("40: a x@.service", "write x@*.service"),
     ],
 }  # fmt: skip
 

@@ -47,8 +47,13 @@ Finding = Tuple[str, str]
 # The oldest kernel that the CO-RE object is meant for (atomics, task storage).
 _OLDEST = (5, 10)
 TIMER = "writebackd-raid.timer"
-_SHARES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "afs", *(
-    f"fuse.{name}" for name in ("glusterfs", "sshfs", "ceph-fuse", "rclone", "s3fs")))  # fmt: skip
+_SHARES = (
+    "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "afs", "virtiofs", "vboxsf",
+    "prl_fs", "orangefs", "coda", *(f"fuse.{name}" for name in (
+        "glusterfs", "sshfs", "ceph-fuse", "rclone", "s3fs", "juicefs", "gcsfuse", "mount-s3",
+        "mountpoint-s3", "blobfuse", "blobfuse2", "seaweedfs", "mfs", "moosefs", "curlftpfs",
+        "goofys", "lizardfs", "vmhgfs-fuse", "mergerfs")),
+)  # fmt: skip
 _SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
@@ -118,6 +123,13 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
     yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")
+    of_v2 = mounts.get("cgroup2", "/sys/fs/cgroup")
+    if of_v2 != "/sys/fs/cgroup" and "io" not in (
+        files.try_read(f"{of_v2}/cgroup.controllers") or ""
+    ).split():
+        yield "note", f"no pacing: io is a controller of cgroup v1, so {of_v2} has no io.max"
+    if "zfs" in mounts:
+        yield "note", f"{mounts['zfs']} is not held: zfs has dirty data in memory of its own"
     shares = [mount.mountpoint for mount in read_mounts(files) if mount.fstype in _SHARES]
     if shares:
         yield (

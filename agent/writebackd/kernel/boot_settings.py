@@ -21,16 +21,23 @@ _SHELL = re.compile(r"(?P<command>.*)")
 _CRON = re.compile(r"\s*(?!\w+\s*=)(?:@\w+|(?:\S+\s+){4}\S+)\s+(?P<command>.*)")
 _SYSTEM_CRON = re.compile(_CRON.pattern.replace("(?P<", r"root\s+(?P<"))
 _ANACRON = re.compile(r"\s*(?!\w+\s*=)(?:\S+\s+){3}(?P<command>.*)")
-_EXEC = re.compile(r"\s*Exec(?:Start(?:Pre|Post)?|Condition|Reload)\s*=\s*[-@:+!|]*(?P<command>.*)")
+_EXEC = re.compile(
+    r"\s*Exec(?:Start(?:Pre|Post)?|StopPost|Condition|Reload)\s*=\s*[-@:+!|]*(?P<command>.*)"
+)
 _UP = re.compile(r"\s*(?:pre-|post-)?up\s+(?P<command>.*)")
-_LISTED = re.compile(r"\s*-\s+(?P<command>(?![\w.]+:\s).*)")
+_LISTED = re.compile(r"\s*(?:-\s+)?(?P<command>(?![\w.]+:(?:\s|$)|#).*)")
+_WITHIN = re.compile(r"\s*\w+\s*[=:]\s*(?P<command>/.*)")  # KEY = PROGRAM
 # Directories, the names that count there, and their form.  run-parts and cron skip names with dots
 # and tildes; packages leave files with these endings behind.
 _NAMES, _PLAIN = r"[^.~]+", r"(?!\.).*(?<!~)(?<!\.bak)(?<!\.rpmsave)(?<!\.rpmnew)"
 _JOBS = (
     ("/etc", "crontab", _SYSTEM_CRON), ("/etc", "anacrontab", _ANACRON),
     ("/etc/cron.d", _NAMES, _SYSTEM_CRON), ("/etc/network", "interfaces", _UP),
-    ("/var/lib/cloud/instance", "user-data.txt", _LISTED), ("/etc/init.d", "after.local", _SHELL),
+    ("/var/lib/cloud/instance", r"(?:user|vendor)-data\.txt", _LISTED),
+    ("/etc/cloud/cloud.cfg.d", r".*\.cfg", _LISTED), ("/etc/network/interfaces.d", _PLAIN, _UP),
+    ("/etc", r"vzdump\.conf", _WITHIN), ("/etc/acpi/events", _PLAIN, _WITHIN),
+    # Unraid's; of init scripts those that read sysctl.d are known.
+    ("/boot/config", "go", _SHELL), ("/etc/init.d", rf"(?!(?:procps|sysctl)$){_PLAIN}", _SHELL),
     ("/etc/local.d", r"[^.].*\.start", _SHELL),
     *((f"/etc/{name}", _NAMES, _SHELL) for name in (
         "cron.hourly", "cron.daily", "cron.weekly", "cron.monthly", "network/if-up.d")),
@@ -38,7 +45,14 @@ _JOBS = (
         "/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/cron/tabs")),
     *((name, _PLAIN, _SHELL) for name in (
         "/var/spool/at", "/var/spool/cron/atjobs", "/etc/acpi", "/etc/NetworkManager/dispatcher.d",
-        "/usr/lib/systemd/system-sleep", "/var/lib/cloud/scripts/per-boot")),
+        "/usr/lib/systemd/system-sleep", "/lib/systemd/system-sleep", "/etc/systemd/system-sleep",
+        "/var/lib/cloud/scripts/per-boot", "/var/lib/cloud/instance/scripts", "/etc/pm/power.d",
+        "/etc/pm/sleep.d", "/etc/ppp/ip-up.d",
+        "/usr/lib/NetworkManager/dispatcher.d", "/etc/libvirt/hooks",
+        "/etc/dhcp/dhclient-exit-hooks.d",
+        *(f"/etc/NetworkManager/dispatcher.d/{at}.d" for at in ("pre-up", "pre-down", "no-wait")),
+        *(f"/etc/libvirt/hooks/{of}.d" for of in ("qemu", "daemon")),
+        *(f"/etc/networkd-dispatcher/{state}.d" for state in ("routable", "configured")))),
 )  # fmt: skip
 _UNITS = "systemd/system"
 _SYSCTL_CONF = "/etc/sysctl.conf"
@@ -72,6 +86,15 @@ _UDEV = re.compile(
 _OF_DISKS = re.compile(r'SUBSYSTEM=="[^"]*(?:bdi|block)')
 _SCRIPT_BYTES = 1 << 16
 _SHELLS = ("sh", "bash", "dash", ".", "source")
+_DEEPEST = 3  # of scripts that run scripts
+_INTERPRETED = re.compile(r"(?:python|perl|ruby|node|php|lua)[0-9.]*")
+# A program in another language that may set something: a line that names it and writes.
+_WRITES = re.compile(
+    rf"[^#]*(?:/proc/sys/vm/|vm\.){DIRTY}(?!\w)(?:=(?P<value>[0-9]+))?.*"
+)
+_DOES = re.compile(r"""["'][wa]b?\+?["']|write|echo|>|sysctl\b.*=""")
+# Functions of scripts whose names tell that they only look.
+_ONLY_LOOKS = re.compile(r"\[+|.*(?:check|test|assert|verify|expect|grep|get).*|log.*")
 # When a source sets, and what follows.
 _AT_BOOT = ("is set at boot", "writebackd treats it as the original")
 _EFFECTS = {
@@ -134,7 +157,7 @@ def in_force(lines: Iterable[BootSetting]) -> List[BootSetting]:
 
 def is_accepted(setting: str, value: str, before: Optional[str] = None) -> bool:
     """Whether the kernel accepts a value, as far as known; `before`: the form in force."""
-    if not setting.startswith("vm.") or re.search("[$<>`]", value):
+    if not setting.startswith("vm.") or re.search("[$<>`?]", value):
         return True
     number = int(value) if re.fullmatch("[0-9]{1,18}", value) else -1
     if setting.endswith("ratio"):
@@ -161,6 +184,12 @@ def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]"
     if systemd:
         return settings, list(_sysctl_lines(files, [_SYSCTL_CONF], "sysctl.conf"))
     return [*settings, *_sysctl_lines(files, [_SYSCTL_CONF], "sysctl.d")], []
+
+
+def reapplied(files: KernelFiles) -> List[BootSetting]:
+    """What tuned applies again behind a [sysctl] of its profile."""
+    paths = _chosen(files, "sysctl.d", ".conf", ("/run", "/etc"))
+    return list(_sysctl_lines(files, [*paths, _SYSCTL_CONF], "sysctl.d"))
 
 
 def _real(files: KernelFiles, path: str) -> str:
@@ -206,8 +235,11 @@ def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
     for name in sorted(name for name in names if name.endswith(".service.d")):
         paths.update(dict.fromkeys(_chosen(files, f"{_UNITS}/{name}", ".conf"), _EXEC))
     for directory, wanted, form in _JOBS:
-        found = (name for name in files.listdir(directory) if re.fullmatch(wanted, name))
+        found = [name for name in files.listdir(directory) if re.fullmatch(wanted, name)]
+        if directory == "/etc/init.d":  # a unit of the name is run in its place
+            found = [name for name in found if f"{name}.service" not in names]
         paths.update((f"{directory}/{name}", form) for name in found)
+    yield from _sysctl_lines(files, ["/etc/ufw/sysctl.conf"], "job")
     once: Set[str] = set()  # what many lines run
     for path in {_real(files, path): path for path in paths}.values():  # some are links
         if "/spool/" in path and not _is_ours(files, path):  # a user's, who may not set them
@@ -229,28 +261,66 @@ def _is_ours(files: KernelFiles, path: str) -> bool:
 
 def commands(
     files: KernelFiles, lines: Iterable["tuple[int, str]"], source: str, path: str,
-    once: Optional[Set[str]] = None, follow: bool = True,
+    once: Optional[Set[str]] = None, depth: int = 0,
 ) -> Iterator[BootSetting]:
     """The settings of numbered lines of shell, and of the scripts that they run, in order.
 
     `once`: scripts that were followed already, which are left out.
     """
     once = set() if once is None else once
+    here = ""
     for number, words, targets in shell_commands(lines):
         place, program = f"{path}:{number}", words[0].rpartition("/")[2]
-        if program in ("echo", "printf"):
-            for setting in filter(None, map(_setting, targets)):
-                yield BootSetting(source, place, setting, words[-1].replace("\\n", ""))
+        says = program in ("echo", "printf")
+        for setting in filter(None, (_setting(os.path.join(here, each)) for each in targets)):
+            yield BootSetting(source, place, setting, words[-1].replace("\\n", "") if says else "?")
+        if program == "cd" and words[1:] and words[1][:1] == "/":
+            here = words[1]
         elif program == "sysctl":
             yield from _sysctl_command(files, words[1:], source, place)
-        elif follow:
-            runs = words[program in _SHELLS :]
-            script = next((word for word in runs if word[0] != "-"), "")
-            # rc-local.service runs what is read already.
-            if script[:1] == "/" and script not in _RC_LOCAL and script not in once:
-                once.add(script)
-                text = (_script(files, script) or "").split("\n")
-                yield from commands(files, enumerate(text, 1), source, script, once, False)
+        elif not says and depth < _DEEPEST:
+            if "/" not in words[0]:
+                yield from _arguments(words, source, place)
+            interpreted = program in _SHELLS or _INTERPRETED.fullmatch(program)
+            runs = words[1 if interpreted or program == "run-parts" else 0 :]
+            script = os.path.normpath(
+                os.path.join(here, next((word for word in runs if word[:1] != "-"), ""))
+            )
+            found = [script]
+            if program == "run-parts":
+                names = files.listdir(script)
+                found = [f"{script}/{name}" for name in names if re.fullmatch(_NAMES, name)]
+            for script in found:
+                # rc-local.service runs what is read already.
+                if script[:1] == "/" and script not in _RC_LOCAL and script not in once:
+                    once.add(script)
+                    text = _script(files, script) or ""
+                    shell = commands(
+                        files, enumerate(text.split("\n"), 1), source, script, once, depth + 1
+                    )
+                    first = text.partition("\n")[0]
+                    other = first[:2] == "#!" and not re.search(r"sh\b|openrc-run", first)
+                    other = other or _INTERPRETED.fullmatch(program) is not None
+                    yield from _program_lines(text, source, script) if other else shell
+
+
+def _arguments(words: Sequence[str], source: str, place: str) -> Iterator[BootSetting]:
+    """Settings that a function of a script, or dd, is given."""
+    for word, value in zip(words[1:], [*words[2:], ""]):
+        named = re.fullmatch(rf"vm[./]{DIRTY}", word)
+        path = word[3:] if word.startswith("of=") else word
+        setting = f"vm.{named['setting']}" if named else _setting(path)
+        known = value.isdigit() and not _ONLY_LOOKS.fullmatch(words[0])
+        if setting and (known or word.startswith("of=")):
+            yield BootSetting(source, place, setting, value if known else "?")
+
+
+def _program_lines(text: str, source: str, path: str) -> Iterator[BootSetting]:
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _WRITES.fullmatch(line[:4096])
+        if match and _DOES.search(line):
+            setting = f"vm.{match['setting']}"
+            yield BootSetting(source, f"{path}:{number}", setting, match["value"] or "?")
 
 
 def _sysctl_command(
@@ -267,12 +337,18 @@ def _sysctl_command(
         elif word[:1] != "-" and "=" not in word:
             loaded.append(word)
     if loads:
-        paths = [each for each in loaded or [_SYSCTL_CONF] if each[:1] == "/"]
+        paths = [
+            f"{parent}/{name}" for each in loaded or [_SYSCTL_CONF] if each[:1] == "/"
+            for parent, _, wanted in [each.rpartition("/")]
+            for name in (sorted(files.listdir(parent)) if "*" in wanted else [wanted])
+            if fnmatchcase(name, wanted)
+        ]
         yield from _sysctl_lines(files, paths, source)
 
 
 def _setting(target: str) -> Optional[str]:
-    match = _TARGET.fullmatch(target.strip("\\\"'"))
+    plain = re.sub(r"\$\(.*?\)|`.*?`", "$", target.strip("\\\"'"))  # such as a mount's number
+    match = _TARGET.fullmatch(re.sub("/+", "/", plain))
     if match is None:
         return None
     return f"vm.{match['setting']}" if match["setting"] else f"bdi/{match['lever']}"
@@ -315,15 +391,17 @@ def _program(files: KernelFiles, rule: str, place: str, value: str) -> Iterator[
 
 
 def _script(files: KernelFiles, path: str) -> Optional[str]:
-    """The beginning of a script; empty for other files, None if it cannot be read."""
+    """The beginning of a text; empty for other files, None if it cannot be read."""
     text = text_of(files, path, _SCRIPT_BYTES)
-    return text if text is None or text.startswith("#!") or path.endswith(".sh") else ""
+    return text if text is None or ("\0" not in text and text[:1].isprintable()) else ""
 
 
-def _chosen(files: KernelFiles, directory: str, ending: str) -> List[str]:
+def _chosen(
+    files: KernelFiles, directory: str, ending: str, places: Sequence[str] = _PLACES
+) -> List[str]:
     """Paths in the order in which they are read: by file name across all directories."""
     chosen: Dict[str, str] = {}
-    for place in _PLACES:
+    for place in places:
         for name in files.listdir(f"{place}/{directory}"):
             if name.endswith(ending) and name[0] != ".":
                 chosen.setdefault(name, f"{place}/{directory}/{name}")

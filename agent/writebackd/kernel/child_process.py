@@ -137,50 +137,62 @@ def write_in_child(path: str, value: str) -> Work:
 
 # From the signal on; what is in the kernel then is left to systemd.
 _DIES_S = 2.0
+_MOST_ERRORS = 4096  # bytes of standard error: a line of it tells why there is no output
 
 
 def output_of(
     argv: Sequence[str], home: str, environment: Mapping[str, str], limit_s: float, most: int
-) -> Tuple[int, bytes]:
-    """Exit code and output; a little more than `most` means that there was too much.
+) -> Tuple[int, bytes, bytes]:
+    """Exit code, output and the beginning of standard error.
+
+    A little more output than `most` means that there was too much.
 
     The program and its children are killed when it is done, or over its time. Raises OSError,
     TimeoutError.
     """
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=home, env=environment, start_new_session=True,
     )  # fmt: skip
     try:
-        output = _read(child, time.monotonic() + limit_s, limit_s, most)
+        output, errors = _read(child, time.monotonic() + limit_s, limit_s, most)
     finally:
         _end(child)
-    return child.returncode or 0, output
+    return child.returncode or 0, output, errors
 
 
 def _read(
     child: "subprocess.Popen[bytes]", deadline: float, limit_s: float, most: int
-) -> bytes:
-    assert child.stdout is not None
+) -> Tuple[bytes, bytes]:
+    assert child.stdout is not None and child.stderr is not None
     chunks: List[bytes] = []
-    size = 0
+    size, errors = 0, b""
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
+        selector.register(child.stderr, selectors.EVENT_READ)
         while True:
             left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
+            ready = [key.fileobj for key, _ in selector.select(left)] if left > 0 else []
+            if not ready:
                 raise TimeoutError(f"not done within {limit_s:g} s")
-            chunk = os.read(child.stdout.fileno(), 1 << 16)
-            chunks.append(chunk)
-            size += len(chunk)
-            if not chunk or size > most:
-                return b"".join(chunks)
+            if child.stderr in ready:
+                said = os.read(child.stderr.fileno(), 1 << 16)
+                errors = (errors + said)[:_MOST_ERRORS]
+                if not said:
+                    selector.unregister(child.stderr)
+            if child.stdout in ready:
+                chunk = os.read(child.stdout.fileno(), 1 << 16)
+                chunks.append(chunk)
+                size += len(chunk)
+                if not chunk or size > most:
+                    return b"".join(chunks), errors
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
     """Kill the program and its children; one that closed its output may be about to end."""
-    assert child.stdout is not None
+    assert child.stdout is not None and child.stderr is not None
     child.stdout.close()
+    child.stderr.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         if child.poll() is None:
             child.wait(0.1)

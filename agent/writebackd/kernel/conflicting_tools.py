@@ -17,6 +17,7 @@ from writebackd.kernel.boot_settings import (
     commands,
     in_force,
     is_accepted,
+    reapplied,
 )
 from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
@@ -83,17 +84,17 @@ _SERVICE = re.compile(r"/([^/\n]+)\.service$", re.MULTILINE)
 def find_conflicting_tools(files: KernelFiles, own_pid: int = 0) -> Tuple[ConflictingTool, ...]:
     """All tools, the likeliest to interfere first.  Reads the root disk: may hang."""
     names = _processes(files)
+    tuned = list(_tuned(files, names.get("tuned", ())))
+    again = [each.setting for each in tuned if each.level == "note" and names.get("tuned")]
     boot = (
         ConflictingTool(
             "note", "boot", line.source, line.setting and f"{line.setting}={line.value}",
             line.place, line.text,
         )
         for line in boot_settings(files)
+        if not (line.source.startswith("sysctl") and f"{line.setting}={line.value}" in again)
     )  # fmt: skip
-    return (
-        *_tuned(files, names.get("tuned", ())), *_agents(names, own_pid), *_scripts(files),
-        *_saptune(files), *boot,
-    )  # fmt: skip
+    return (*tuned, *_agents(names, own_pid), *_scripts(files), *_saptune(files), *boot)
 
 
 class ConflictMonitor:
@@ -234,10 +235,23 @@ def _tuned(files: KernelFiles, pids: Sequence[int]) -> Iterator[ConflictingTool]
             f" ({', '.join(profiles.paths)}): unknown whether it sets vm.dirty_*",
         )  # fmt: skip
     lines = [BootSetting("tuned", line.place, line.setting, line.value) for line in profiles.lines]
+    if pids and profiles.reapplies:
+        at = profiles.reapplies[-1]
+        lines[at:at] = reapplied(files)
+    for path, place, value in profiles.writes:
+        file, _, number = place.rpartition(":")
+        lines += commands(files, [(int(number), f"echo '{value}' > {path}")], "tuned", file)
     for script in profiles.scripts:
         lines += commands(files, [(1, script)], "tuned", script)
     for line in in_force(lines):
         setting = f"{line.setting}={line.value}"
+        if line.source != "tuned":
+            yield ConflictingTool(
+                "note", "tuned", active or "", setting, line.place,
+                f"{setting} is set at boot ({line.place}), and by tuned again whenever it applies"
+                f" its profile {active}: then writebackd yields",
+            )  # fmt: skip
+            continue
         said = f"tuned's active profile sets {setting} ({line.place})"
         yield ConflictingTool(
             level, "tuned", active or "", setting, line.place,

@@ -43,21 +43,24 @@ _FOR_USERS = re.compile(
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
 # PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers; arcmsr, 3w-* have none.
 _VOLUMES = {
-    "megaraid_sas": (2, 3), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
+    "megaraid_sas": (2, 3), "mpi3mr": (1,), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
 }  # fmt: skip
 _CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
 # Parts of the names that virtual machines have in DMI, for processors without such a flag.
 _VIRTUAL = (
     "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
-    "virtual machine", "openstack", "google compute engine", "amazon ec2", "alibaba cloud",
-    "digitalocean", "bhyve", "apple virtualization", "dummy-virt", "riscv-virtio", "xenvm",
+    "virtual machine", "openstack", "bhyve", "apple virtualization", "dummy-virt",
+    "riscv-virtio", "xenvm",
 )  # fmt: skip
+# They rent whole machines, too.
+_CLOUDS = ("google compute engine", "amazon ec2", "alibaba cloud", "digitalocean")
 # Of makers of machines with such processors.
 _MAKERS = (
     "ampere", "asrock", "dell", "fujitsu", "gigabyte", "hewlett", "hpe", "huawei", "inspur",
     "lenovo", "nvidia", "supermicro", "wiwynn",
 )  # fmt: skip
 _DMI = "/sys/class/dmi/id"
+_XEN_DOM0 = 1 << 11  # XENFEAT_dom0
 
 
 def read_facts(files: KernelFiles) -> HostFacts:
@@ -161,6 +164,7 @@ def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
     """The parts of the path in systemd's hierarchy, or in cgroup v2."""
     parts: List[str] = []
     for hierarchy, controllers, path in memberships:
+        path = re.sub(r" \(deleted\)$", "", path)  # by an upgrade of its package
         if hierarchy != "0" and controllers == "name=systemd":
             return path[1:].split("/")
         if hierarchy == "0" and not controllers:
@@ -172,6 +176,9 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     if "control_d" in (files.try_read("/proc/xen/capabilities") or "").split():
         return "host", "/proc/xen/capabilities: control_d"
     kind = files.try_read("/sys/hypervisor/type")
+    features = files.try_read("/sys/hypervisor/properties/features") or ""
+    if kind and re.fullmatch("[0-9a-f]{1,16}", features) and int(features, 16) & _XEN_DOM0:
+        return "host", f"/sys/hypervisor/properties/features: {features}"
     if kind:
         return "guest", f"/sys/hypervisor/type: {kind}"
     names = [files.try_read(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name")]
@@ -181,8 +188,14 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     if flags is not None:
         if "hypervisor" in flags:
             return "guest", f"CPU flag hypervisor{called}"
+        # The flag can be hidden, from licences and drivers of GPUs.
+        if any(name in named.lower() for name in _VIRTUAL):
+            return "guest", f"no CPU flag hypervisor{called}"
         return "metal", f"no CPU flag hypervisor{called}"
-    # Processors other than x86 have no such flag.
+    # Processors other than x86 have no such flag. z/VM and KVM on s390 are above its partition.
+    above = re.search("^VM00 Control Program:(.*)", files.try_read("/proc/sysinfo") or "", re.M)
+    if above:
+        return "guest", f"/proc/sysinfo: {above[1].strip()}"
     tree = "/proc/device-tree"
     node = files.try_read(f"{tree}/hypervisor/compatible")
     if node:
@@ -195,7 +208,8 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     if re.search(r"\.metal(-\w+)?$", text):
         return "metal", shown
     # The second: PowerVM's name of a partition.
-    if any(name in text for name in _VIRTUAL) or files.inode(f"{tree}/ibm,partition-name"):
+    virtual = any(name in text for name in (*_VIRTUAL, *_CLOUDS))
+    if virtual or files.inode(f"{tree}/ibm,partition-name"):
         return "guest", shown
     # Anybody may write any name into DMI. Only root may read the bit.
     says_guest = _dmi_bit(files)

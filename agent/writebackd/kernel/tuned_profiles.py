@@ -15,6 +15,8 @@ DIRTY = r"(?P<setting>dirty_(?:background_)?(?:bytes|ratio))"
 # By a section's plugin: vm.dirty_* in [sysctl], dirty_* in [vm].
 _PLUGINS = {"sysctl": re.compile(rf"vm[./]{DIRTY}"), "vm": re.compile(DIRTY)}
 _YES = ("True", "true", "1")
+_SCRIPT = "script"
+_REAPPLY = re.compile(r"^\s*reapply_sysctl\s*=\s*([^#\s]*)", re.MULTILINE)
 # A later one of profile_dirs beats an earlier one; until 2.23 profiles were one level higher.
 _DIRS = "/usr/lib/tuned,/usr/lib/tuned/profiles,/etc/tuned,/etc/tuned/profiles"
 _PROFILE_DIRS = re.compile(r"^\s*profile_dirs\s*=([^#\n]*)", re.MULTILINE)
@@ -58,6 +60,9 @@ class Profiles(NamedTuple):
     lines: List[TunedLine]  # in the order in which tuned applies them
     unknown: List[str]  # names that cannot be resolved here, or files that cannot be parsed
     scripts: List[str]  # that tuned runs
+    writes: List[Tuple[str, str, str]]  # of plugin sysfs: path, place, value
+    # Where in `lines` it applies the system's sysctls again, which a [sysctl] shall not override.
+    reapplies: List[int]
 
 
 _Option = Tuple[str, str]  # place, value
@@ -66,7 +71,7 @@ _Sections = Dict[str, Dict[str, _Option]]
 
 def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
     """The profiles as tuned merges them, later ones over earlier ones."""
-    merged, units = Profiles([], [], [], []), {}  # type: Profiles, _Sections
+    merged, units = Profiles([], [], [], [], [], []), {}  # type: Profiles, _Sections
     for name in profiles:
         _add_profile(files, name, merged, units)
     own = units.get("variables", {})
@@ -74,6 +79,13 @@ def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
     with contextlib.suppress(configparser.Error):
         own = {**_sections("", f"[more]\n{more}")["more"], **own}
     variables = {name: value for name, (_, value) in own.items()}
+    again = _REAPPLY.findall(files.try_read("/etc/tuned/tuned-main.conf") or "") or ["1"]
+
+    def expand(value: str) -> str:
+        for _ in variables:  # one may be made of another
+            value = re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value[:4096])
+        return value.strip('"')
+
     for section, options in units.items():
         # The plugin of a section is its name, unless it has a `type=`.
         plugin = options.get("type", ("", section))[1]
@@ -81,9 +93,14 @@ def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
         if options.get("enabled", ("", "1"))[1] not in _YES:
             continue
         if plugin == "script":
-            place, value = options.get("script", ("", ""))
-            at = os.path.dirname(place)
-            merged.scripts.append(os.path.join(at, value.replace("${i:PROFILE_DIR}", at)))
+            for place, value in (options[each] for each in options if each.split()[0] == _SCRIPT):
+                at = os.path.dirname(place)
+                merged.scripts.append(os.path.join(at, value.replace("${i:PROFILE_DIR}", at)))
+        elif plugin == "sysfs":
+            merged.writes.extend(
+                (path, place, expand(value)) for path, (place, value) in options.items()
+                if path.startswith("/sys/")
+            )
         if pattern is None:
             continue
         # The vm plugin sets bytes before ratios, whatever the order of the lines.
@@ -91,11 +108,12 @@ def read_profiles(files: KernelFiles, profiles: Sequence[str]) -> Profiles:
             match, (place, value) = pattern.fullmatch(option), options[option]
             if match is None:
                 continue
-            value = re.sub(r"\$\{(\w+)\}", lambda m: variables.get(m[1], m[0]), value).strip('"')
-            setting = match["setting"]
+            value, setting = expand(value), match["setting"]
             if plugin == "vm" and value.endswith("%"):
                 setting, value = setting.replace("bytes", "ratio"), value.rstrip("%")
             merged.lines.append(TunedLine(section, plugin, option, f"vm.{setting}", place, value))
+        if plugin == "sysctl" and again[-1].upper() in ("1", "Y", "YES", "T", "TRUE"):
+            merged.reapplies.append(len(merged.lines))
     return merged
 
 
@@ -145,6 +163,8 @@ def _add_profile(files: KernelFiles, name: str, profiles: Profiles, units: _Sect
         gone = ["type", "enabled", *re.split(r"\s*[,;]\s*", options.get("drop", ("", ""))[1])]
         for option in gone:
             before.pop(option, None)
+        if _SCRIPT in before and _SCRIPT in options:  # both are run
+            before[f"{_SCRIPT} {len(before)}"] = before.pop(_SCRIPT)
         before.update(options)
 
 

@@ -50,6 +50,7 @@ URLS = Kind("URLs", units.parse_urls, " ".join, "http://127.0.0.1:9093")
 ADDRESSES = Kind("addresses", units.parse_addresses, " ".join, "root ops@example.org")
 PATH = Kind("path", units.parse_path, str, "/usr/local/bin/page")
 TEXT = Kind("text", str, str, "some text")
+RUNBOOK = Kind("text", units.parse_runbook, str, "https://wiki/writebackd")
 DRIVERS = _rule(rules.parse_drivers, "40: nvme")
 CACHE = _rule(rules.parse_cache, "40: controller")
 ROTATIONAL = _rule(rules.parse_rotational, "20: no")
@@ -280,7 +281,7 @@ class Routing:
         "How often an active alert is sent again to Alertmanager."))
     timeout_s: float = field(metadata=_key(TIME, "10s", "1s", "1min", doc=
         "Time limit for one delivery: a request to Alertmanager, a run of a program."))
-    runbook: str = field(metadata=_key(TEXT, "", doc=
+    runbook: str = field(metadata=_key(RUNBOOK, "", doc=
         "URL of the runbook in alerts; `#collapse` etc. is appended; empty: the installed one."))
 
 
@@ -332,7 +333,8 @@ class Metrics:
         "`metrics.sock` in the runtime directory. Takes effect at the next start."))
     textfile: Optional[str] = field(metadata=_key(TEXTFILE, "", doc=
         "Also write metrics to this file, for node_exporter's textfile collector; empty: none. "
-        "Takes effect at the next start."))
+        "The unit may write in `/run/writebackd` only: link the file from there. Takes effect at "
+        "the next start."))
     textfile_interval_s: float = field(metadata=_key(TIME, "15s", "1s", "10min", doc=
         "How often that file is replaced. Takes effect at the next start."))
 

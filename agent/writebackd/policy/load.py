@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd.paths import others_may_choose
 from writebackd.types.storage import Device
@@ -18,12 +19,21 @@ from . import units
 from .keys import KEYS, SECTIONS, WHEN, Key
 from .merge import Merger
 from .parse import did_you_mean
-from .schema import Policy, PolicyError
+from .schema import Policy, PolicyError, is_pattern, is_stable
 
 # all.conf.d: drop-ins of every policy, so that what a site wants holds whichever class is taken.
 SITE_NAME = "all"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 _DEV_NULL = os.makedev(1, 3)
+# What systemd/writebackd.service may write (ProtectSystem=strict), and where it can be allowed to;
+# for the rest of _SYSTEM nobody does that by chance.
+_WRITABLE = ("/run/writebackd", "/var/lib/writebackd")
+_ALLOWED = re.compile(r"^\s*(?:ReadWrite|Bind)Paths\s*=(.*)", re.MULTILINE)
+_SYSTEM = re.compile(
+    r"/(?:s?bin|boot|dev|efi|etc|home|lib\w*|proc|root|run|sys|tmp|usr|var)/"
+)
+# PrivateTmp=, of the unit and of the one that runs `exec`; and what nobody may open.
+_PRIVATE, _HOMES = re.compile("/(?:var/)?tmp/"), re.compile("/(?:home|root|run/user)/")
 
 
 def packaged_dir() -> Path:
@@ -131,12 +141,18 @@ def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
 def misplaced(dirs: Sequence[Path]) -> List[str]:
     """The remedy for an all.conf, which no policy reads."""
     return [
-        f"{directory / name}: no policy can be called '{SITE_NAME}': move it into "
-        f"{directory / name}.d/, from where every policy reads it"
+        _no_policy(directory / name)
         for directory in dirs
         for name in _list_dir(directory)
         if name == f"{SITE_NAME}.conf"
     ]
+
+
+def _no_policy(path: Path) -> str:
+    return (
+        f"{path}: no policy can be called '{SITE_NAME}': move it into {path}.d/, from where every"
+        " policy reads it"
+    )
 
 
 def unused_drop_ins(
@@ -275,8 +291,14 @@ def check(
         of = drop_in_of(where)
         if of is not None:
             return _check_drop_in(of, Path(name_or_path), Path(where), config_dir, root)
+        at = Path(os.path.abspath(where)) if _is_path(where) else Path(where)
+        if at.parent.suffix == ".d" and at.parents[1] in search_dirs(config_dir, root):
+            return [f"{where}: never read: move it into {at.parent.with_suffix('.conf.d')}/"]
+        if at.name == f"{SITE_NAME}.conf" and at.parent in search_dirs(config_dir, root):
+            return [_no_policy(at)]
         name, base, site, own = locate(where, config_dir, root)
-        return list(_load(name, base if place is None else Path(name_or_path), site, own).problems)
+        file = base if place is None else Path(name_or_path)
+        return _problems(_load(name, file, site, own), root)
     except PolicyError as error:
         return list(error.messages)
 
@@ -286,10 +308,57 @@ def unresolved(
 ) -> List[str]:
     """Warnings about stable names of devices in a valid policy, or in a drop-in alone."""
     if drop_in_of(name_or_path) is None:
-        return load_policy(name_or_path, config_dir).unresolved(devices)
-    merger = Merger(DEFAULT_NAME)
-    merger.add_file(Path(name_or_path))
-    return merger.policy(()).unresolved(devices)
+        policy = load_policy(name_or_path, config_dir)
+    else:
+        merger = Merger(DEFAULT_NAME)
+        merger.add_file(Path(name_or_path))
+        policy = merger.policy(())
+    lost = policy.without_device(devices, lambda name: is_stable(name) or not is_pattern(name))
+    return [*lost, *_out_of_reach(policy, Path("/"), certain=False)]
+
+
+def _problems(loaded: Loaded, root: Path) -> List[str]:
+    """Its errors, with those that no daemon sees that is started by hand."""
+    return [*loaded.problems, *_out_of_reach(loaded.policy, root, certain=True)]
+
+
+def _out_of_reach(policy: Policy, root: Path, certain: bool) -> Iterator[str]:
+    """What the shipped unit cannot write or start; `certain`, or perhaps."""
+    file = os.path.normpath(policy.metrics.textfile or _WRITABLE[0])
+    if file.startswith("/var/run/"):
+        file = file[len("/var") :]
+    private = _PRIVATE.match(file)
+    allowed = _WRITABLE if private else (*_WRITABLE, *_allowed(root))
+    inside = any(f"{file}/".startswith(f"{directory}/") for directory in allowed)
+    if not inside and (_SYSTEM.match(file) is not None) is certain:
+        place = os.path.dirname(file)
+        why = "has a /tmp of its own" if private else "may not write there (ProtectSystem=strict)"
+        yield (
+            f"{policy.origins['metrics', 'textfile']}: textfile: {file}: writebackd.service {why}:"
+            f" use {_WRITABLE[0]}/host.prom and link it into {place}"
+            + ("" if private else f", or add ReadWritePaths={place} to the unit")
+        )
+    programs = {"exec": policy.alerts.exec}
+    if policy.alerts.mail:
+        programs["sendmail"] = policy.alerts.sendmail
+    for key, program in programs.items():
+        closed = _PRIVATE.match(program) or _HOMES.match(program)
+        if certain and closed:
+            why = "runs as nobody, who has no access there: move it to /usr/local/bin"
+        elif program and not certain and not os.path.exists(program):
+            why = "no such file here"
+        else:
+            continue
+        yield f"{policy.origins['alerts', key]}: {key}: {program}: {why}"
+
+
+def _allowed(root: Path) -> Iterator[str]:
+    """Directories that drop-ins let the unit write."""
+    for top in ("etc", "run"):
+        for path in (root / top / "systemd/system").glob("writebackd.service*/*.conf"):
+            with contextlib.suppress(OSError, ValueError):
+                for words in _ALLOWED.findall(path.read_text()):
+                    yield from (word.lstrip("-+").rpartition(":")[2] for word in words.split())
 
 
 def _check_drop_in(
@@ -304,11 +373,11 @@ def _check_drop_in(
         name, base, site, own = locate(wanted, config_dir, root)
         group = site if of == SITE_NAME else own
         group[:] = [path for path in group if path.name != place.name]
-        known = _load(name, base, site, own).problems
+        known = _problems(_load(name, base, site, own), root)
         group[:] = in_order([*group, place])
         at = group.index(place)
         group[at] = file
-        for line in _load(name, base, site, own).problems:
+        for line in _problems(_load(name, base, site, own), root):
             if line not in known:
                 spoilt.setdefault(line, []).append(name)
     return [

@@ -109,10 +109,20 @@ def _yes_or_no(text: str) -> Tuple[str, ...]:
     return words
 
 
+def _services(text: str) -> Tuple[str, ...]:
+    names = units.parse_units(text)
+    for name in names:
+        if re.search(r"\.(?:timer|socket|target|(?:auto)?mount|path|device|swap)$", name):
+            raise units.UnitError(
+                f"'{units.shorten(name)}' has no process of its own: name its service"
+            )
+    return names
+
+
 parse_drivers = _rule("40: megaraid_sas hpsa 3w-*", _driver_globs)
 parse_cache = _rule("20: controller", _words(*CACHES))
 parse_rotational = _rule("20: yes", _yes_or_no)
-parse_services = _rule("50: postgresql*.service mysqld", units.parse_units)
+parse_services = _rule("50: postgresql*.service mysqld", _services)
 parse_virtualisation = _rule("20: metal", _words(*VIRTUALISATIONS))
 
 

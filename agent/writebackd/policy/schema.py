@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.types.storage import Device
 
@@ -16,7 +16,7 @@ from .window import When
 
 # What a pattern begins with that is one of drivers: a stick is sdb today and sdc tomorrow.
 _BY_DRIVER = "driver:"
-_BY_ID = "/dev/disk/by-id/"
+_BY_ID, _MAPPED = "/dev/disk/by-id/", "/dev/mapper/"
 
 
 class PolicyError(Exception):
@@ -155,20 +155,27 @@ class Policy(keys.PolicySection):
         """A warning for each link, WWN or mount point in the policy that names no device now."""
         known = self._answers.get((None,))
         if known is None or known[0] is not devices:
-            known = self._answers[None,] = (devices, self._unresolved(devices))
+            known = self._answers[None,] = (devices, self.without_device(devices, is_stable))
         lines: List[str] = known[1]
         return lines
 
-    def _unresolved(self, devices: Sequence[Device]) -> List[str]:
+    def without_device(
+        self, devices: Sequence[Device], asked: Callable[[str], bool]
+    ) -> List[str]:
+        """A warning for each of the names `asked` for that no device has."""
         written = {setting.glob: f"[device {setting.glob}] ({setting.origin})"
                    for setting in reversed(self.devices.settings)}
         for key, globs in (("include", self.devices.include), ("exclude", self.devices.exclude)):
             for glob in globs:
                 written[glob] = f"{key} {glob} ({self.origins['devices', key]})"
         return [
-            f"{where}: no device with a filesystem has this name now; see `writebackctl devices`"
+            f"{where}: no device with a filesystem has this name now; "
+            + (
+                f"write {_MAPPED}{glob}" if any(_MAPPED + glob in each.names for each in devices)
+                else "see `writebackctl devices`"
+            )
             for glob, where in written.items()
-            if is_stable(glob) and not any(
+            if asked(glob) and not any(
                 matches(glob, each.name, each.devno, each.driver, each.names) for each in devices
             )
         ]

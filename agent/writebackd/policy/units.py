@@ -35,7 +35,10 @@ _UNIT_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])
 # A part before the @ that no shell and no sendmail reads as an option; a local user has no @.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+%-]{0,63}(?:@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
 # Dirty pages are counted for the whole disk.
-_PARTITION = re.compile(r"((?:[hsv]d[a-z]+)|(?:nvme\d+n|mmcblk|md|nbd|loop)\d+(?=p))p?\d+")
+_PARTITION = re.compile(
+    r"((?:[hsv]d|xvd|dasd)[a-z]+|(?:nvme\d+n|mmcblk|md|nbd|loop)\d+(?=p))p?\d+"
+    r"|(/dev/disk/.+|[^/]+)-part\d+"
+)
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 
 # A policy of 1 MiB could hold a quarter of a million patterns, which are compared with each
@@ -218,11 +221,25 @@ def parse_device(text: str) -> str:
         _device(glob)
     partition = _PARTITION.fullmatch(glob)
     if partition:
-        raise UnitError(f"'{shorten(text)}' is a partition: write its disk, {partition[1]}")
+        disk = partition[1] or partition[2]
+        raise UnitError(f"'{shorten(text)}' is a partition: write its disk, {disk}")
+    if glob.startswith("/dev/disk/by-part"):
+        raise UnitError(f"'{shorten(text)}' is a partition: write its disk or mount point")
+    if re.fullmatch(r"nvme\d+", glob):
+        raise UnitError(f"'{shorten(text)}' is a controller: write its disk, {glob}n1")
+    if re.match(r"(?!driver:)[A-Za-z_]+:", glob):
+        raise UnitError(f"'{shorten(text)}': of such names only driver:NAME is known here")
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
         if low > high:
             raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: swap its ends")
     return glob
+
+
+def _unit_glob(text: str) -> str:
+    if text.endswith("@.service"):
+        glob = text.replace("@.", "@*.")
+        raise UnitError(f"'{shorten(text)}' is a template, which never runs itself: write {glob}")
+    return _unit(text)
 
 
 def parse_url(text: str) -> str:
@@ -232,11 +249,13 @@ def parse_url(text: str) -> str:
         raise UnitError(f"'{shorten(text)}' is not a URL: {how}")
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises ValueError
+        port = parts.port  # raises ValueError
     except ValueError:
         raise UnitError(f"'{shorten(text)}' is not a URL: {how}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UnitError(f"'{shorten(text)}' is not a URL of http or https: {how}")
+    if port == 0 or "//" in parts.path:
+        raise UnitError(f"'{shorten(text)}' is not a URL that can be reached: {how}")
     if "@" in parts.netloc:
         raise UnitError("the URL contains a password, and anybody may read a policy: leave it out")
     if re.search("/api(/|$)", parts.path):
@@ -248,17 +267,26 @@ def parse_url(text: str) -> str:
 
 # Lists of them; a cgroup is named as systemd names it, ``postgresql.service``, without a path.
 parse_devices = partial(parse_list, parse_word=parse_device)
-parse_units = partial(parse_list, parse_word=_unit)
+parse_units = partial(parse_list, parse_word=_unit_glob)
 parse_addresses = partial(parse_list, parse_word=_address, what="addresses")
 parse_urls = partial(parse_list, parse_word=parse_url, what="URLs", most=_MOST_URLS)
 
 
 def parse_path(text: str) -> str:
     """The absolute path of a program, without arguments; empty: none."""
-    if re.search(r"\s-", text):
+    if re.search(r"\s", text):
         raise UnitError(f"'{shorten(text)}' has arguments: name a script that adds them")
     if text and (not text.startswith("/") or not text.isprintable()):
         raise UnitError(f"'{shorten(text)}' is not an absolute path: write it like /usr/bin/page")
+    if text.endswith("/"):
+        raise UnitError(f"'{shorten(text)}' is a directory: name a program in it")
+    return text
+
+
+def parse_runbook(text: str) -> str:
+    """The address of a page, to which a section is appended; empty: none."""
+    if text and not re.fullmatch(r"(?:[a-z]+:/)?/\S+", text):
+        raise UnitError(f"'{shorten(text)}' is not a URL: write it like https://wiki/writebackd")
     return text
 
 

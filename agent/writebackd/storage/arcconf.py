@@ -38,8 +38,8 @@ BATTERY: table.Words[Protection] = (
 _BACK, _THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
 # The current mode of a volume's cache, or its setting if a battery is the condition.
 MODES: table.Words[CacheMode] = (
-    (_THROUGH, ("off", "off *", "disabled", "disabled *", "write through", "enabled write through",
-                "on write through")),
+    (_THROUGH, ("not supported", "off", "off *", "disabled", "disabled *", "write through",
+                "enabled write through", "on write through")),
     (_BACK, ("* when protected *",)),
     (CacheMode.ALWAYS_WRITE_BACK, ("on", "enabled", "enabled write back", "on write back",
                                    "write back")),

@@ -68,7 +68,7 @@ class Matcher:
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
         located = [
-            _Located(one, one.pci or self._in_slot(one.slot, adapters) or lonely)
+            _Located(one, _among(adapters, one.pci) or self._in_slot(one.slot, adapters) or lonely)
             for one in controllers
         ]
         matched: Set[int] = set()
@@ -169,6 +169,15 @@ class Matcher:
         parent = parts[-2] if len(parts) > 1 else ""
         is_part = self._files.try_read(f"/sys/class/block/{name}/partition") is not None
         return parent if is_part else name
+
+
+def _among(adapters: FrozenSet[Optional[str]], pci: Optional[str]) -> Optional[str]:
+    """The address, with the domain that some tools leave out; None for one of zeros only."""
+    if pci is None or pci == "0000:00:00.0":
+        return None
+    of, _, place = pci.partition(":")
+    same = [at for at in adapters if at and at.partition(":")[2] == place]
+    return same[0] if of == "0000" and len(same) == 1 else pci
 
 
 def stamped(

@@ -157,8 +157,10 @@ def _protection(facts: table.Facts, keys: out.Keys) -> Optional[Protection]:
         return Protection.CHARGING
     for key in (key for key, meant in flags.items() if meant is None):
         facts.unknown("battery", key)
-    # Some gives an empty state, but flags.
+    # Some gives an empty state, but flags; of a CacheVault no state at all.
     silent = facts.is_reported("battery") and not facts.text("battery") and _NEWER not in keys
+    vault = keys.get("batterytype", "").upper().startswith("CV")
+    silent = silent or (vault and not facts.is_reported("battery"))
     whole = any(key in keys for key in _BEHIND)
     good = whole and facts.text("replacement").lower() == "no" and not facts.unread
     return Protection.OK if good and (state or silent) else None

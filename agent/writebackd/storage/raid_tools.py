@@ -33,7 +33,8 @@ LIMIT_S = 30.0
 _HOMES = (
     *(f"/opt/MegaRAID/{name}" for name in ("storcli", "perccli", "MegaCli", "storcli2", "perccli2",
                                            "CmdTool2")),
-    "/opt/hpe/storcli", "/opt/lsi/storcli", "/opt/smartstorageadmin/ssacli/bin",
+    "/opt/hpe/storcli", "/opt/lsi/storcli", "/opt/lsi/storcli64",
+    "/usr/local/MegaRAID Storage Manager/StorCLI", "/opt/smartstorageadmin/ssacli/bin",
     "/opt/hp/ssacli/bld", "/opt/hp/hpssacli/bld", "/opt/compaq/hpacucli/bld", "/usr/Arcconf",
     "/usr/StorMan", "/usr/RaidMan", "/opt/3ware", "/opt/3ware/CLI",
 )  # fmt: skip
@@ -138,8 +139,8 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
              "HP and HPE Smart Array P, E and SR", (ssacli.KEYS,)),
         Kind("arcconf", ("arcconf",), _asked(arcconf, arcconf.more),
              "Adaptec series 2 to 8, SmartRAID 3100 and 3200, Cisco 24G", (arcconf.KEYS,)),
-        Kind("tw_cli", ("tw_cli", "tw_cli64"), _asked(tw_cli, tw_cli.more), "3ware 9500 to 9750",
-             (tw_cli.KEYS,)),
+        Kind("tw_cli", ("tw_cli", "tw_cli64", "tw-cli"), _asked(tw_cli, tw_cli.more),
+             "3ware 9500 to 9750", (tw_cli.KEYS,)),
         *mapped(files),
     )  # fmt: skip
 
@@ -190,13 +191,17 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     The exit code is ignored: storcli fails if one drive of many does not support the request.
     """
     try:
-        code, output = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
+        code, output, errors = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
     except TimeoutError as error:
         raise Hung(str(error)) from None
     except OSError as error:
-        raise ToolError(f"cannot be run: {error.strerror}") from None
+        why = error.strerror
+        if isinstance(error, FileNotFoundError) and os.path.exists(argv[0]):
+            why = "its interpreter or loader is missing (a 32-bit program?)"
+        raise ToolError(f"cannot be run: {why}") from None
     if not output.strip() and code:
-        raise ToolError(f"printed nothing, exit code {code}")
+        (said, *_) = errors.decode(errors="replace").strip().splitlines() or [""]
+        raise ToolError(f"printed nothing, exit code {code}" + (said and f": {said}"))
     return text_of(output)
 
 

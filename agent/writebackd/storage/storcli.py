@@ -61,8 +61,10 @@ _BITS = (
     (1 << 6, Protection.LEARNING), (1 << 3, Protection.CHARGING),
 )  # fmt: skip
 # Hot, discharging, learn requested, capacity low, learn due: firmware reports these of batteries
-# that it relies on (4096 is usual).
+# that it relies on (4096 is usual). In MegaCli's order transparent learn, old microcode, which no
+# header names: they do not contradict a good pack.
 _HARMLESS = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 11 | 1 << 12
+_NO_CONTRADICTION = _HARMLESS | 1 << 13 | 1 << 17
 _NOT_KNOWN = 0xFF
 # A list of batteries, whatever a release calls it.
 _PACKS = re.compile("vault|_?info$|bbu|energy|pack")
@@ -107,7 +109,11 @@ def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
         if said == "Success" and "Response Data" in row:
             answers.append((number, row["Response Data"]))
         elif not _NO_CONTROLLER.search(out.word(status, "Description")):
-            failure = f"{said or 'no status'}: {out.word(status, 'Description')}"
+            why = out.word(status, "Description")
+            if why in ("", "None"):
+                why = next((out.word(row, "ErrMsg")
+                            for row in out.rows(status.get("Detailed Status"))), why)
+            failure = f"{said or 'no status'}: {why}"
             failure = failure if number is None else f"controller {number}: {failure}"
             failures.append(printable(failure)[: out.MOST_NAME])
     return answers, failures
@@ -163,7 +169,7 @@ def _volume(
     row: Dict[str, Any], number: int, works: Sequence[ArrayWork], disk: table.Facts
 ) -> Volume:
     facts = table.Facts(VOLUME_KEYS, _flat(row))
-    said = facts.text("mode")
+    said = facts.text("mode").replace(", ", ",")
     policy = _POLICY.fullmatch(said)
     if policy is None and said:
         facts.unknown("mode", said)
@@ -197,13 +203,15 @@ def _protection(
     by_bits = next((meant for mask, meant in _BITS if bits is not None and bits & mask), None)
     if by_bits is not None:
         return by_bits
-    if packs and all(state is Protection.OK for state in own):
+    good = bits is not None and not bits & ~_HARMLESS
+    fine = bool(packs) and all(state is Protection.OK for state in own)
+    if bits is not None and bits & ~(_NO_CONTRADICTION if fine else _HARMLESS):
+        facts.unknown("battery bits", str(bits))
+        return None
+    if fine:
         return Protection.OK
     # A battery that says nothing of itself, or of which there is no more than that it is there.
     silent = all(pack.is_reported("battery") and not pack.text("battery") for pack in packs)
-    good = bits is not None and not bits & ~_HARMLESS
-    if bits is not None and not good:
-        facts.unknown("battery bits", str(bits))
     return Protection.OK if good and silent and (packs or pack == "present") else None
 
 

@@ -143,7 +143,10 @@ def lines_of(text: str) -> Iterator[Line]:
 
 def complaint(text: str, otherwise: str) -> ToolError:
     """An error that quotes the tool's message; `otherwise` if there is none."""
-    said = next((line.text for line in lines_of(text) if line.key.startswith("error")), otherwise)
+    lines = list(lines_of(text))
+    said = next((line.text for line in lines if line.key.startswith("error")), None)
+    fails = (line.text for line in lines if re.search("fail|not present", line.text.lower()))
+    said = said or next(fails, otherwise)
     return ToolError(printable(said)[:MOST_NAME])
 
 

@@ -95,10 +95,12 @@ def _pattern(phrase: str) -> Pattern[str]:
 # The cache as the controllers of Microchip's firmware have it, by ssacli or arcconf: on as a whole,
 # on for a volume, with a share for writes, and with or without a battery.
 _SWITCH: Words[bool] = (
-    (True, ("ok", "enabled", "on", "true", "controller cache")),
+    # A cache of SSDs is behind the controller's.
+    (True, ("ok", "enabled", "on", "true", "controller cache",
+            *anywhere("smartcache", "maxcache"))),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
-    (False, ("off", "false", "none", "* disabled", "disabled *",
-             *anywhere("smart path", "io bypass", "i o bypass"))),
+    (False, ("off", "false", "none", "not configured", "not supported", "* disabled", "disabled *",
+             *anywhere("smart path", "smart io path", "io bypass", "i o bypass"))),
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ KEYS: table.Table = {
     "mode": ("cache",), "work": ("status",), "rebuilt": ("%rcmpl",), "done": ("%cmpl", "%v/i/m"),
 }  # fmt: skip
 BATTERY: table.Words[Protection] = (
-    (Protection.OK, ("ok",)), *table.TROUBLE,
+    (Protection.OK, ("ok",)), (Protection.ABSENT, ("off", "notpresent")), *table.TROUBLE,
 )  # fmt: skip
 # The read cache is R, with i (intelligent) or b (basic), the write cache W.
 MODES: table.Words[CacheMode] = (
@@ -45,7 +45,8 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
                 continue
             elif re.fullmatch("u[0-9]{1,3}", row.get("unit", "")):
                 units.setdefault(max(0, number - 1), []).append(facts)
-    if not controllers and not any("ctl " in text.lower() for text in outputs):
+    said = "\n".join(outputs).lower()
+    if not controllers and "ctl " not in said and "no controller found" not in said:
         raise out.complaint("\n".join(outputs), "no list of controllers in it")
     return tuple(
         _controller(controller, units.get(number, ()))
@@ -61,14 +62,14 @@ def more(listed: str) -> List[Tuple[str, ...]]:
 
 
 def _rows(text: str) -> Iterator[out.Keys]:
-    """The rows of tables; those whose columns do not match the heading are skipped."""
+    """The rows of tables, the last cells of which may be blank; those with more are skipped."""
     heading: List[str] = []
     for line in out.lines_of(text):
         cells = line.text.split()
         if cells[0].lower() in ("ctl", "unit", "vport", "port", "name", "encl"):
             heading = [cell.lower() for cell in cells]
-        elif len(cells) == len(heading):
-            yield dict(zip(heading, cells))
+        elif len(cells) <= len(heading):
+            yield dict(zip(heading, [*cells, *[""] * len(heading)]))
 
 
 def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
