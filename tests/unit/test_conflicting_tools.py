@@ -260,6 +260,9 @@ def test_a_glob_leaves_out_what_is_named(tmp_path: Path) -> None:
     }) == [("note", "vm.dirty_background_bytes=9000", "/etc/sysctl.d/a.conf:2")]  # fmt: skip
 
 
+SET = "sysctl -w vm.dirty_ratio=5"
+
+
 @pytest.mark.parametrize("path, line, place", [
     ("/etc/rc.local", "/opt/tune &", "/opt/tune:2"),
     ("/etc/crontab", "@reboot root sh /opt/tune >/dev/null", "/opt/tune:2"),

@@ -16,7 +16,7 @@ from policy_cases import load_text, system, write
 from writebackd.policy import PolicyError, load_policy, render
 from writebackd.policy.keys import KEYS
 from writebackd.policy.load import packaged_dir, unresolved
-from writebackd.policy.rules import MemoryRule, Rule
+from writebackd.policy.rules import Rule
 from writebackd.policy.schema import Policy, is_pattern
 from writebackd.tuning import SPEND
 from writebackd.types.storage import Device

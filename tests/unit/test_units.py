@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable
+from typing import Any, Callable, List
 
 import pytest
 from hypothesis import given
@@ -148,7 +148,7 @@ def test_what_is_written_reads_back(
     assert parse(write(value)) == value
 
 
-PARSERS = [
+PARSERS: List[Callable[[str], object]] = [
     units.parse_size, units.parse_count, units.parse_time, units.parse_share,
     units.parse_multiple, units.parse_frequency, units.parse_switch, units.parse_device,
     units.parse_devices, units.parse_units, units.parse_urls, units.parse_addresses,
