@@ -29,7 +29,7 @@ from writebackd.cli.alerts import render as render_alerts
 from writebackd.cli.daemon_verbs import render_why
 from writebackd.cli.history import figures_json, render_figures
 from writebackd.cli.status_screen import render_status
-from writebackd.cli.top import Top
+from writebackd.cli.top_state import Top
 from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
 from writebackd.estimate.estimator import estimate

@@ -465,7 +465,8 @@ def test_it_begins_with_half_of_the_drain_rate_until_the_cache_has_had_room_for_
 
 def test_it_makes_room_once_in_30_s_where_the_cache_fills_again() -> None:
     host = plant(sync_cost=60e3)  # syncs alone fill this cache: no pace keeps it from being full
-    known, half = host.drain_rate, []
+    known = host.drain_rate
+    half: List[List[int]] = []
     for second, rate in enumerate(rates(host, 300.0)):
         if 0.0 < rate < 0.6 * known and (not half or second > half[-1][1] + 1):
             half.append([second, second])

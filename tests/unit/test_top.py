@@ -29,7 +29,8 @@ from test_cli import SOURCE, FakeDaemon
 from writebackd.cli import io_waits
 from writebackd.cli.exit_codes import CommandError
 from writebackd.cli.io_waits import Delays, Wait, Waits
-from writebackd.cli.top import HELP, KEPT, SORTS, Top, _has_blocks, _parts, _Terminal
+from writebackd.cli.top import _has_blocks, _parts, _Terminal
+from writebackd.cli.top_state import HELP, KEPT, SORTS, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json, top_json

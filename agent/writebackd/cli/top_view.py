@@ -30,7 +30,7 @@ from writebackd import formats
 from writebackd.cli.io_waits import Wait
 from writebackd.cli.output import Answer, clean, fit
 from writebackd.cli.status_screen import alert_line, headline, limit_line, mount_point
-from writebackd.cli.top import HELP, KEYS, SHORT_KEYS, Top
+from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, Top
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
