@@ -240,6 +240,14 @@ def test_of_bytes_and_ratio_the_form_that_is_in_force_counts(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_systemd_keeps_the_place_of_an_equal_line(tmp_path: Path) -> None:
+    lines = "vm.dirty_ratio=40\nvm.dirty_bytes=20000\nvm.dirty_ratio=40\n"
+    files = {"/etc/sysctl.d/a.conf": lines}
+    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=40"]
+    files = {**files, "/run/systemd/system/x": ""}
+    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_bytes=20000"]
+
+
 def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path) -> None:
     files = {"/etc/sysctl.conf": "vm.dirty_ratio=40\n", "/run/systemd/system/x": ""}
     texts = [each.text for each in find_conflicting_tools(host(tmp_path, files))]

@@ -178,6 +178,14 @@ def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]"
     """Settings that are read at boot, and those that only procps reads."""
     systemd, paths = files.path(_SYSTEMD).is_dir(), _chosen(files, "sysctl.d", ".conf")
     settings = list(_sysctl_lines(files, paths, "sysctl.d"))
+    if systemd:
+        # systemd-sysctl(8) keeps the place of an earlier line that sets the same to the same.
+        kept: Dict[Optional[str], BootSetting] = {}
+        for line in settings:
+            if line.setting not in kept or kept[line.setting].value != line.value:
+                kept.pop(line.setting, None)
+                kept[line.setting] = line
+        settings = list(kept.values())
     # procps reads this one last; systemd-sysctl through a link in sysctl.d.
     if _real(files, _SYSCTL_CONF) in {_real(files, path) for path in paths}:
         return settings, []

@@ -59,8 +59,6 @@ class BackingWatch:
         if now_s >= self._next_s and not (self._job is not None and self._job.busy):
             self._next_s = now_s + self._every_s
             self._job = Job(lambda _: self._run(devices), self._every_s, "backing")
-            if not self._job.busy and self._job.failure():  # TasksMax= of the unit
-                self.error = f"cannot look for RAID tools' report: {self._job.failure()}"
         return self._seen if now_s - self._seen_s <= HANGS * self._every_s else ()
 
     def _run(self, devices: Sequence[Device]) -> None:
