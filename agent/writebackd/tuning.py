@@ -208,7 +208,6 @@ SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
 # 1 / s^2.  After t seconds in which the cache had room, the target rate is 1 + this times t^2 times
 # as large, to detect faster disks: one 1.4 times as fast after 20 s.
 CREEP = 0.001
-# Share of R, and seconds.  A full cache stays full at any pace near R, as syncs fill what room it
-# gets.  So a pace begins with this share until the cache has had room for SHOWN_S: that is room for
-# a sweep of the array.  It goes back to this share when the cache is full again, DRAINED_S later.
-DRAIN_SHARE, DRAINED_S = 0.5, 30.0
+# Factors: the largest single decrease and increase of a pace.  Large cuts are risky: low
+# throughput may also mean a slower disk.
+CUT, RISE = 0.6, 1.4

@@ -46,8 +46,8 @@ BACKGROUNDS = (0.1, 0.25, 0.8)  # of the limit, beside half of it
 KNEE_S = 16e-3  # `knee`: so many seconds of the drain rate as limit, half of it as background
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
-MULTIPLES = ("SEEK", "PAYS", "IN_FORCE", "SLOW_MULTIPLE")
-BELOW_ONE = ("FELL",)
+MULTIPLES = ("SEEK", "PAYS", "RISE", "IN_FORCE", "SLOW_MULTIPLE")
+BELOW_ONE = ("CUT", "FELL")
 LAW = (law, drain, estimator, sync_demand, device_decision)  # whose constants are looked at
 LOW = 0.8  # of the best fixed limit: hosts below it are counted
 

@@ -32,7 +32,7 @@ def measured(host: Scenario, seed: int, pace: str = "on") -> bench.Run:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("disk,f,g", [(SLOW_RAID, 0.52, 0.85), (CHEAP, 0.5, 0.82),
-                                      (DEAR, 0.4, 0.6)])
+                                      (DEAR, 0.22, 0.7)])
 def test_a_paced_flood_leaves_syncs_what_no_limit_does(
     disk: Disk, f: float, g: float, seed: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_the_pace_follows_the_disk_down_and_up() -> None:
     # From 55 s on until the law of November 27: now it takes 30 s instead of 15.
     down = [rate / MB for time, rate in found.items() if 75.0 <= time < 100.0]
     up = [rate / MB for time, rate in found.items() if 160.0 <= time]
-    assert before and 45.0 <= sum(before) / len(before) <= 62.0
+    assert before and 45.0 <= sum(before) / len(before) <= 60.0
     assert down and 22.0 <= sum(down) / len(down) <= 30.0
     assert up and 65.0 <= sum(up) / len(up) <= 92.0
 

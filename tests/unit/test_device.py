@@ -133,18 +133,18 @@ def test_where_a_commit_alone_takes_long_it_is_what_drains_in_five_of_them(
     assert decided(seen, own=strict)[0].target_bytes == int(4.096 * MB)
 
 
-def test_under_a_pace_the_policy_says_what_the_flood_may_keep() -> None:
+def test_under_a_pace_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
     paces = []
     for keep in (0.9, 0.7):
         policy = replace(POLICY, objective=replace(POLICY.objective, keep_throughput=keep))
-        own, before = replace(POLICY.levers, pace_share=0.5), memory(full_s=-1.0)
+        own, before = replace(POLICY.levers, pace_share=0.5), memory(full_s=0.0)
         want, _ = decide_device(
             replace(policy, levers=own), OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), before,
             pace=0.9 * R,
         )  # fmt: skip
         paces.append((want.rule, 0.9 * want.pace_by))
     assert [rule for rule, _ in paces] == [Rule.ROOM, Rule.ROOM]
-    assert [pace for _, pace in paces] == pytest.approx([6 / 7, 0.7], rel=0.02)
+    assert [pace for _, pace in paces] == pytest.approx([0.9, 6 / 7], rel=0.01)
 
 
 # ---- the law's ticks -------------------------------------------------------

@@ -26,7 +26,7 @@ from writebackd.types.estimate import Estimate
 
 POLICY = load_policy(None, None)
 # control/device_decision.py and control/pacing have words of their own for these.
-PACES = {Rule.CUT, Rule.STEADY, Rule.ROOM, Rule.LOOSE}
+PACES = {Rule.CUT, Rule.DEAR, Rule.STEADY, Rule.ROOM, Rule.LOOSE}
 ELSEWHERE = {Rule.AS_FOUND, Rule.RELAXED, Rule.BLIND, Rule.OTHER, *PACES}
 # In observe mode every branch has the same words.
 LAWS = sorted(set(Rule) - ELSEWHERE - {Rule.OBSERVING}, key=lambda rule: rule.value)
@@ -208,7 +208,7 @@ ALIKE = {
     reasons.held_to("sdb", TARGET): "sdb needs less, and its 4.0M applies to both",
     reasons.trial(Trial("sda", 1, 4, True, TARGET, None, 0.0, Mode.ENFORCE)):
         "trial of sda, block 1 of 4: original limits, reduced to 4.0M",
-    reasons.paced(Rule.CUT): "for some seconds, so that the write cache gets room",
+    reasons.paced(Rule.CUT): "lowered: write cache full",
     reasons.longest(LATE): "p99 40 ms",
     reasons.too_many(3, MIB, 2 * MIB): "3 cgroups flood: the smallest pace of 1.0M/s for each adds"
         " up to more than the 2.0M/s allowed",

@@ -66,8 +66,10 @@ def draining(memory: Memory) -> str:
 
 # The reason for the pace of a flood held by io.max.
 _PACED: Mapping[Rule, str] = {
-    Rule.CUT: "for some seconds, so that the write cache gets room",
-    Rule.STEADY: "write cache full, but the flood keeps its share",
+    Rule.CUT: "lowered: write cache full",
+    Rule.STEADY: "write cache full, but the flood keeps its minimum share",
+    Rule.SHORT: "raised: the flood gets too little",
+    Rule.DEAR: "raised: fsyncs take too much of the disk",
     Rule.ROOM: "raised slowly: write cache has room",
     Rule.LOOSE: "unchanged: the flood writes less",
 }

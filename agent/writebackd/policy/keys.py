@@ -192,8 +192,7 @@ class Objective:
     baseline_multiple: float = field(metadata=_device_key(MULTIPLE, "10x", "1.5x", "1000x", doc=
         "Time of a commit that counts as good, in multiples of the device's own unloaded fsync."))
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
-        "Largest share of the drain rate that a paced flood begins with once the write cache has "
-        "room; it rises slowly from there."))
+        "Share of the drain rate that a paced flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
         "Half of `allowed-delay`, all of it, or twice as much; under a pace syncs may take 1/4, 1/7"
         " or 1/10 of the drain rate, at most what `pace-share` leaves."))
@@ -220,8 +219,7 @@ class Levers:
         "another one syncs and the write cache is full; `auto`: if the limit alone misses the "
         "objective, and only units that no syncing unit waits for."))
     pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
-        "Share of the drain rate that paced units get together at least, but for the seconds in "
-        "which the write cache is given room."))
+        "Share of the drain rate that paced units always get together."))
     destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=
         "Let bcache write out dirty blocks within 10 s, at no more than this share of the drain "
         "rate; 0%: unchanged."))

@@ -19,7 +19,6 @@ class PaceMemory:
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: the requested pace
     names: Tuple[str, ...] = ()  # the devices that share the disk
     began_s: Optional[float] = None  # of a pace adopted at a restart: the restart
-    drain_s: float = float("-inf")  # when the pace was last lowered to give the cache room
     step_s: float = float("-inf")  # when the rate last changed
     in_force_s: Optional[float] = None  # since when io.max shows all paces
     unset_s: float = 0.0  # for how long it has not shown them

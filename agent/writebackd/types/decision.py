@@ -43,13 +43,14 @@ class Rule(Enum):
     MEASURE = "measure"  # R unknown: it is measured once the cache is full
     KNEE = "knee"  # R known: what drains in the allowed delay
     FILLING = "filling"  # the write cache has room, and takes more than R
-    SHORT = "short"  # the flood got too little under that: larger
+    SHORT = "short"  # the flood got too little under that, or under a pace: larger
     TEST = "test"  # twice that limit, as R may be more than is known
     FLOOR = "floor"  # a smaller limit is not allowed
     # of a pace
-    CUT = "cut"  # half of R, until the cache has room
-    STEADY = "steady"  # cache full: what leaves syncs their share of R
-    ROOM = "room"  # the cache has room: that, and slowly more
+    CUT = "cut"  # cache full, and syncs take less than their share of R: lower
+    DEAR = "dear"  # syncs take more than their share of R: higher
+    STEADY = "steady"  # cache full, and the pace is right
+    ROOM = "room"  # the cache has room: a little less than R
     LOOSE = "loose"  # the pace holds no writer
     OTHER = "other"  # not by the law: yielded, pinned, excluded, a trial
 

@@ -15,7 +15,7 @@ from writebackd.control.pacing.index import TickIndex
 from writebackd.estimate.drain import small_writes
 from writebackd.estimate.sync_demand import held_s
 from writebackd.policy.schema import DevicePolicy, Policy
-from writebackd.tuning import DRAIN_SHARE, DRAINED_S, EVERY_S, FLOOD_RATE, SHOWN_S, USES
+from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import DeviceDecision, Rule
@@ -151,11 +151,6 @@ class PaceTick:
         """How long the write cache has been full, seconds."""
         return max(self.memory.devices[want.name].drain.full_s for want in self.wants)
 
-    def _drains(self, memory: PaceMemory) -> bool:
-        """Whether the cache is still given room; not for ever, as without a cache none comes."""
-        room_s = min(self.memory.devices[want.name].drain.room_s for want in self.wants)
-        return self.now_s - memory.drain_s < EVERY_S + 2 * SHOWN_S and room_s < SHOWN_S
-
     def _missed(self) -> bool:
         """Whether the limit alone does not do: its floor, or commits above their objective."""
         return any(
@@ -201,16 +196,18 @@ class PaceTick:
         total = sum(memory.used.get(path, 0.0) for path in flooding)
         if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
             return memory, (f"not paced: {reasons.refusals(refused) or reasons.UNKNOWN_FLOOD}",)
-        rate = DRAIN_SHARE * self.drain_rate
+        # Begin with the smallest share that the policy leaves to a flood; it rises with room.
+        share = self.policy.levers.pace_share
+        rate = share * self.drain_rate
         if len(flooding) * LEAST_PACE > rate:
             return memory, (f"not paced: {reasons.too_many(len(flooding), LEAST_PACE, rate)}",)
         memory = replace(
             divide(memory, rate, flooding), began_s=self.now_s, step_s=self.now_s,
-            wrote_s=self.now_s, drain_s=self.now_s, in_force_s=None, unset_s=0.0, stray_s=0.0,
+            wrote_s=self.now_s, in_force_s=None, unset_s=0.0, stray_s=0.0,
         )
         return memory, (
-            f"{reasons.held(self.memory, memory.rates, rate)}, {formats.percent(DRAIN_SHARE)} of"
-            f" the drain rate {reasons.speed(self.drain_rate)}, to make room in the write cache",
+            f"{reasons.held(self.memory, memory.rates, rate)}, {formats.percent(share)} of the "
+            f"drain rate {reasons.speed(self.drain_rate)}, to keep room in the write cache",
         )
 
     # ---- paced -------------------------------------------------------------
@@ -247,10 +244,6 @@ class PaceTick:
         """Apply the law's factor, and divide the pace by what each cgroup uses."""
         tightest = min(self.wants, key=lambda want: want.pace_by, default=None)
         by, rule = (1.0, Rule.OTHER) if tightest is None else (tightest.pace_by, tightest.rule)
-        if self._full_s() > 0 and self.now_s - memory.drain_s > DRAINED_S:
-            memory = replace(memory, drain_s=self.now_s)
-        if self._drains(memory):
-            by, rule = DRAIN_SHARE * self.drain_rate / (memory.rate or 1.0), Rule.CUT
         since_s = max(memory.step_s, memory.in_force_s or 0.0)
         new = divide(memory, by * (memory.rate or 0.0), flooding)
         joined = set(new.rates) != set(memory.rates)
