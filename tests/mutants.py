@@ -307,7 +307,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     "test_no_content_of_a_map_ends_the_daemon": [
         Mutant(READERS, "max(0, head[at] - last[at])", "head[at] - last[at]"),
     ],
-    "test_a_history_cut_short_at_every_byte_is_read_or_refused": [
+    "test_a_history_cut_short_is_read_or_refused": [
         Mutant("report/history_schema.py",
                "    except (sqlite3.Error, UnicodeDecodeError) as error:",
                "    except UnicodeDecodeError as error:"),

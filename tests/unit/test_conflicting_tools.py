@@ -315,6 +315,8 @@ def test_what_a_command_runs_or_loads_counts(
 
 
 @pytest.mark.parametrize("script, line", [
+    (f"run-parts '/a\0b'\n{SET}", 2),  # a NUL is no name
+    ("b0=x\n" + "".join(f"b{n}={9 * f'$b{n - 1}'}\n" for n in range(1, 12)) + SET, 13),  # 9^11
     (f"  exit 0\n{SET}", None), (f"true; exit 0\n{SET}", None), (f"exec /x\n{SET}", None),
     (f"exec >/log\n{SET}", 2), (f"grep x || exit 1\n{SET}", 2),
     (f"if [ -e /x ]\nthen\n exit 1\nfi\n{SET}", 5),

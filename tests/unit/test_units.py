@@ -61,7 +61,7 @@ BAD: Table = {
     units.parse_device: [
         ("srv/db", "write the whole path, like /srv/db"),
         ("/dev/sdb1", "write its disk, sdb"), ("nvme0n1p2", "write its disk, nvme0n1"),
-        ("xvda1", "write its disk, xvda"), ("dasdb2", "write its disk, dasdb"),
+        ("dasdb2", "write its disk, dasdb"),
         ("nvme0", "write its disk, nvme0n1"), ("ata-X-part1", "write its disk, ata-X"),
         ("/dev/disk/by-id/wwn-0x5-part12", "write its disk, /dev/disk/by-id/wwn-0x5"),
         ("/dev/disk/by-partuuid/x", "write its disk or mount point"),

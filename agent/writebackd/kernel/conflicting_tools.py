@@ -78,7 +78,7 @@ _CONTAINER = re.compile(r"kubepods|docker|libpod|crio|containerd|lxc|[0-9a-f]{64
 _LOOK_S = 30.0
 _FAILED = "cannot look for conflicting tools"
 _COMM = 15  # of a process' name, what the kernel keeps
-_SERVICE = re.compile(r"/([^/\n]+)\.service$", re.MULTILINE)
+_SERVICE = re.compile(r"/([^/\n]+)\.service(?:/|$)", re.MULTILINE)
 
 
 def find_conflicting_tools(files: KernelFiles, own_pid: int = 0) -> Tuple[ConflictingTool, ...]:

@@ -90,7 +90,7 @@ class KernelFiles:
         """Names in a directory, sorted; empty if it does not exist."""
         try:
             return sorted(os.listdir(self._prefix + name))
-        except OSError:
+        except (OSError, ValueError):  # a NUL in the name
             return []
 
     def readlink(self, name: str) -> Optional[str]:

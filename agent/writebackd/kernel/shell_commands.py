@@ -30,6 +30,7 @@ _ASSIGNMENT = re.compile(r"(\w+)=(.*)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _BRACES = re.compile(r"(.*?)(?<!\$)\{([^{}]*,[^{}]*)\}(.*)")
 _MOST_VALUES = 64  # of a variable, and commands that one stands for
+_MOST_COMMANDS = 10_000  # of a script
 
 
 class Command(NamedTuple):
@@ -43,7 +44,7 @@ def shell_commands(lines: Iterable[Tuple[int, str]]) -> Iterator[Command]:
 
     Not those in here-documents, in quotes, and in what is named `stop`; both branches of an `if`.
     """
-    return _Reader().read(lines)
+    return islice(_Reader().read(lines), _MOST_COMMANDS)
 
 
 class _Reader:
@@ -101,7 +102,7 @@ class _Reader:
         """Remember what a variable is; with another value elsewhere it is not known."""
         words = self._expanded(Command(0, tuple(values), ()))
         values = list(next(words).words)[:_MOST_VALUES]
-        literal = not any(re.search("[$`]", each) for each in values)
+        literal = not any(re.search("[$`]", each) or len(each) > _LONGEST for each in values)
         if not literal or (not again and self._values.get(name, values) != values):
             values = []
         self._values[name] = values

@@ -49,8 +49,9 @@ def post(url: str, body: bytes, limit_s: float) -> Answer:
         f"POST {parts.path or '/'} HTTP/1.0\r\nHost: {parts.netloc}\r\nUser-Agent: writebackd\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    # Half of it for an address: localhost is also ::1, where few listen.
-    with socket.create_connection((host, port), timeout=limit_s / 2) as plain:
+    # A part of it for each address: localhost is also ::1, where few listen.
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with socket.create_connection((host, port), timeout=limit_s / len(addresses)) as plain:
         connection = plain
         if parts.scheme == "https":
             import ssl

@@ -358,7 +358,9 @@ def _allowed(root: Path) -> Iterator[str]:
         for path in (root / top / "systemd/system").glob("writebackd.service*/*.conf"):
             with contextlib.suppress(OSError, ValueError):
                 for words in _ALLOWED.findall(path.read_text()):
-                    yield from (word.lstrip("-+").rpartition(":")[2] for word in words.split())
+                    for word in words.split():
+                        source, _, inside = word.strip("\"'").lstrip("-+").partition(":")
+                        yield inside.partition(":")[0] or source
 
 
 def _check_drop_in(

@@ -36,8 +36,8 @@ _UNIT_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+%-]{0,63}(?:@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
 # Dirty pages are counted for the whole disk.
 _PARTITION = re.compile(
-    r"((?:[hsv]d|xvd|dasd)[a-z]+|(?:nvme\d+n|mmcblk|md|nbd|loop)\d+(?=p))p?\d+"
-    r"|(/dev/disk/.+|[^/]+)-part\d+"
+    r"((?:[hsv]d|dasd)[a-z]+|(?:nvme\d+n|mmcblk|md|nbd|loop)\d+(?=p))p?\d+"
+    r"|(/dev/disk/.+|(?:wwn|ata|scsi|nvme|virtio|usb)-[^/]+)-part\d+"
 )
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 
