@@ -592,7 +592,7 @@ def test_syncs_and_their_time_are_read_at_one_moment(
     assert (host.own.syncs, host.own.sync_s, host.own.unsure) == (100, 1.0, 50)
 
 
-def test_a_budget_is_what_its_words_say(monkeypatch: pytest.MonkeyPatch, calibrated: Any) -> None:
+def test_a_budget_is_what_its_words_say(calibrated: Any) -> None:
     seen: List[Optional[Budget]] = []
 
     class Host(FakeHost):
@@ -600,7 +600,5 @@ def test_a_budget_is_what_its_words_say(monkeypatch: pytest.MonkeyPatch, calibra
             super().__init__()
             seen.append(Budget(budget_bytes, 0.0))
 
-    calibrated(FOUND)
-    monkeypatch.setattr(verb, "CalibrationHost", Host)
-    assert ctl.main(["calibrate", "--directory", "/srv", "--budget", "2G", "--time", "1min"]) == 0
+    assert calibrated(FOUND, "--budget", "2G", "--time", "1min", host=Host)[0] == 0
     assert seen == [Budget(2 << 30, 0.0)]
