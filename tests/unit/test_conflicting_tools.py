@@ -315,6 +315,7 @@ def test_what_a_command_runs_or_loads_counts(
 
 
 @pytest.mark.parametrize("script, line", [
+    ("true\n" * 9_999 + SET, 10_000), ("true\n" * 10_000 + SET, None),  # the most that is read
     (f"run-parts '/a\0b'\n{SET}", 2),  # a NUL is no name
     ("b0=x\n" + "".join(f"b{n}={9 * f'$b{n - 1}'}\n" for n in range(1, 12)) + SET, 13),  # 9^11
     (f"  exit 0\n{SET}", None), (f"true; exit 0\n{SET}", None), (f"exec /x\n{SET}", None),
@@ -477,7 +478,7 @@ def test_other_files_that_set_levers(
 def test_other_agents_by_their_processes(tmp_path: Path) -> None:
     files = {
         "/proc/7/comm": "writebackd\n", "/proc/8/comm": "writebackd\n", "/proc/9/comm": "bpftune\n",
-        "/proc/10/comm": "python3\n", "/proc/10/cgroup": "0::/system.slice/atuned.service\n",
+        "/proc/10/comm": "python3\n", "/proc/10/cgroup": "0::/system.slice/atuned.service/child\n",
         "/proc/11/comm": "bash\n", "/proc/stat": "", "/proc/12/cmdline": "",
     }  # fmt: skip
     assert found(tmp_path, files, own_pid=7) == [

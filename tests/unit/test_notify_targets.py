@@ -164,6 +164,21 @@ def test_where_ipv6_is_refused_ipv4_is_tried(
         post(f"http://alerts:{port}/api", b"[]", 5.0)
 
 
+def test_all_addresses_together_have_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: List[float] = []
+
+    def refuse(_: Any, timeout: float) -> socket.socket:
+        limits.append(timeout)
+        raise TimeoutError
+
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"192.0.2.{n}", 9)) for n in range(6)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(TimeoutError):
+        post("http://alerts:9/api", b"[]", 6.0)
+    assert limits == [1.0]
+
+
 # ---- Alertmanager, without one ---------------------------------------------
 
 

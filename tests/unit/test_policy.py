@@ -416,8 +416,13 @@ def test_a_check_tells_what_the_unit_cannot_reach(
 def test_a_textfile_may_be_where_a_drop_in_lets_the_unit_write(tmp_path: Path) -> None:
     path = write(tmp_path / "p.conf", f"[metrics]\n{NODE}\n")
     unit = tmp_path / "etc/systemd/system/writebackd.service.d/x.conf"
-    for paths, good in (("/srv -/var/lib/prometheus", True), ("/var/lib/prom", False)):
-        write(unit, f"[Service]\nReadWritePaths={paths}\n")
+    for setting, good in (
+        ("ReadWritePaths=/srv -/var/lib/prometheus", True), ("ReadWritePaths=/var/lib/prom", False),
+        ("BindPaths=/srv:/var/lib/prometheus:rbind", True), ("BindPaths=/var/lib/prometheus", True),
+        ('ReadWritePaths="/var/lib/prometheus"', True),
+        ("BindPaths=/var/lib/prometheus:/srv", False),
+    ):  # fmt: skip
+        write(unit, f"[Service]\n{setting}\n")
         assert (check(str(path), root=tmp_path) == []) is good
 
 
