@@ -95,28 +95,25 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
     else:
         yield "good", f"Linux {release}"
     if "microsoft" in release:
-        yield (
-            "warning",
+        yield "warning", (
             "WSL2: systemd takes it for a container, so the unit does not start: run `sudo"
-            " writebackd` in a terminal; disks of Windows (/mnt/c) are not seen",
+            " writebackd` in a terminal; disks of Windows (/mnt/c) are not seen"
         )
     if files.path("/sys/kernel/btf/vmlinux").exists():
         yield "good", "kernel types (BTF) available"
     elif lacking := missing():
-        yield (
-            "warning",
+        yield "warning", (
             f"no kernel types (BTF), and no {' and no '.join(lacking)} to compile the probe without"
             " them: only disk statistics, no fsync latency; install these, then `systemctl restart"
-            " writebackd`, or use a kernel with CONFIG_DEBUG_INFO_BTF=y",
+            " writebackd`, or use a kernel with CONFIG_DEBUG_INFO_BTF=y"
         )
     else:
         yield "note", "no kernel types (BTF): bcc compiles the probe with the kernel's headers"
     lockdown = re.search(r"\[(.*?)\]", files.try_read("/sys/kernel/security/lockdown") or "")
     if lockdown and lockdown[1] == "confidentiality":
-        yield (
-            "warning",
+        yield "warning", (
             "lockdown=confidentiality: the kernel refuses kprobes, and reads of its memory by BPF;"
-            " only hooks with types (tp_btf, fentry) can work; boot with lockdown=integrity",
+            " only hooks with types (tp_btf, fentry) can work; boot with lockdown=integrity"
         )
     elif lockdown and lockdown[1] == "integrity":
         yield "note", "lockdown=integrity: BPF may read, and nothing that is needed is refused"
@@ -132,10 +129,9 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         yield "note", f"{mounts['zfs']} is not held: zfs has dirty data in memory of its own"
     shares = [mount.mountpoint for mount in read_mounts(files) if mount.fstype in _SHARES]
     if shares:
-        yield (
-            "note",
+        yield "note", (
             f"network filesystems are not held: {', '.join(shares)}; they count against the host's"
-            " limit, and get none of their own (docs/explanation/faq.md shows how to set one)",
+            " limit, and get none of their own (docs/explanation/faq.md shows how to set one)"
         )
     bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
     levers = ("strict_limit", "max_bytes")
@@ -176,9 +172,8 @@ def probe(runtime_dir: Path) -> Iterator[Finding]:
         # Imported only here: whatever is wrong with the probe is a finding, not the end.
         info = importlib.import_module("writebackd.kernel.probe").tried()
     except Exception as error:
-        yield (
-            "warning",
-            f"cannot use the BPF probe: {error}; only disk statistics, no fsync latency",
+        yield "warning", (
+            f"cannot use the BPF probe: {error}; only disk statistics, no fsync latency"
         )
         return
     yield from _hooks(asdict(info))
@@ -212,10 +207,9 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
         yield "good", f"writebackd is running: {status['mode']}, policy {status['policy']}"
-        yield (
-            "good",
+        yield "good", (
             f"memory: {formats.size(status['self']['rss_bytes'])} resident, locked so that the"
-            " daemon never waits for a disk (VmLck also counts mapped pages that were never used)",
+            " daemon never waits for a disk (VmLck also counts mapped pages that were never used)"
         )
         for line in lever_lines(status["levers"]):
             yield "good", f"it sets {line}"
@@ -225,9 +219,8 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
         if not lost and status["probe"]["backend"] != "procfs":
             yield "good", "no probe event lost"
         if status["lease"]["watcher_pid"] is None and status["mode"] == "enforce":
-            yield (
-                "warning",
-                "watcher not running (see log): limits are not restored if the daemon hangs",
+            yield "warning", (
+                "watcher not running (see log): limits are not restored if the daemon hangs"
             )
         return
     except NoDaemon:
@@ -239,18 +232,16 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     if alive is None:
         yield "note", "cannot tell whether a daemon without a socket runs: try again with sudo"
     elif alive:
-        yield (
-            "warning",
+        yield "warning", (
             f"a daemon holds {runtime_dir / LOCK} but has no socket: restart it with"
-            " `systemctl restart writebackd`",
+            " `systemctl restart writebackd`"
         )
     elif ledger.exists() and is_watched(runtime_dir):
         yield "note", "writebackd has died, its limits are in force: the watcher restores them"
     elif ledger.exists():
-        yield (
-            "warning",
+        yield "warning", (
             f"{ledger} was left by a daemon that has died: the limits{_and_levers(ledger)} may"
-            " still be its own; `sudo writebackctl restore` restores them",
+            " still be its own; `sudo writebackctl restore` restores them"
         )
     else:
         yield "note", "writebackd is not running"
@@ -260,11 +251,10 @@ def runtime_directory(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding
     """Whether lease and ledger are in memory, where no flood can delay their writes."""
     mount = mount_of(files, runtime_dir)
     if mount is not None and mount.fstype not in ("tmpfs", "ramfs"):
-        yield (
-            "warning",
+        yield "warning", (
             f"{runtime_dir} is on {mount.fstype} ({mount.mountpoint}), not in memory: a flood there"
             " can hold up the lease until it expires, which restores the limits; mount a tmpfs on"
-            " /run",
+            " /run"
         )
 
 
@@ -273,11 +263,10 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
     for row in devices:
         capacity = row["write_cache"]["capacity_bytes"]
         if capacity is not None and capacity < floor_bytes:
-            yield (
-                "warning",
+            yield "warning", (
                 f"{row['name']}: no limit below {formats.size(floor_bytes)} works with this many"
                 f" CPUs, and the write cache holds {formats.size(capacity)}: a flood fills it"
-                " under any limit; throttle the flooding unit (`pace = auto` in [levers])",
+                " under any limit; throttle the flooding unit (`pace = auto` in [levers])"
             )
 
 
@@ -285,9 +274,8 @@ def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
     """The hooks that measure, and what they do not see."""
     yield "good", f"block requests: {probe['request_hook'] or 'none'}"
     fsync, better = probe["fsync_hook"], probe["passed_over"]
-    yield (
-        "good" if fsync else "warning",
-        f"fsync: {fsync or 'no hook, its latency is unknown'}{f'; {better}' if better else ''}",
+    yield "good" if fsync else "warning", (
+        f"fsync: {fsync or 'no hook, its latency is unknown'}{f'; {better}' if better else ''}"
     )
     yield from (("note", f"not visible: {each}") for each in probe["misses"])
     yield from (("note", f"refused by this kernel: {each}") for each in probe["refused"])
@@ -334,10 +322,9 @@ def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[
     if runs:
         yield "good", f"{TIMER} runs"
     elif vendors and runs is not None:
-        yield (
-            "note",
+        yield "note", (
             f"{TIMER} is not running: no battery or rebuild state from {', '.join(vendors)};"
-            f" `sudo systemctl enable --now {TIMER}`",
+            f" `sudo systemctl enable --now {TIMER}`"
         )
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
@@ -413,10 +400,9 @@ def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding
         _name(each) for each in controller.volumes if each.mode is CacheMode.ALWAYS_WRITE_BACK
     ]
     if always:
-        yield (
-            "warning",
+        yield "warning", (
             f"{where}: write-back even without a battery ({', '.join(_few(always))}, {source}): a"
-            " power failure loses data and can destroy the filesystem",
+            " power failure loses data and can destroy the filesystem"
         )
 
 

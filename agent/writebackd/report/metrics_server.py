@@ -193,13 +193,6 @@ class TextFile(BackgroundWriter):
             self._start()
             self._offer_instead(snapshot)
 
-    def close(self, timeout: float) -> bool:
-        """Remove the file, or else node_exporter would show its last values for ever.
-
-        Waits for at most `timeout` seconds. True when it is gone.
-        """
-        return super().close(timeout)
-
     def _start(self) -> None:
         """Start the thread if it does not run; without a thread the daemon continues."""
         if self._thread.ident is not None:
@@ -214,5 +207,6 @@ class TextFile(BackgroundWriter):
             data = render(snapshot, PROMETHEUS).encode("utf-8")
             # node_exporter reads *.prom, so it never sees the temporary file.
             self._try(partial(write_atomically, self.path, data), _UNWRITTEN)
+        # Or else node_exporter would show its last values for ever.
         removed = partial(self.path.unlink, missing_ok=True)
         self._try(removed, "metrics: %s cannot be removed: %s")
