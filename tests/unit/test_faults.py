@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
@@ -220,38 +219,22 @@ LEDGER = Ledger(
 )
 
 
-def damaged_ledgers(whole: bytes) -> List[bytes]:
-    """Cut short at every byte, and each byte with a bit flipped; test_ledger.py has all bits."""
-    dice, damaged = random.Random(SEED), [whole[:length] for length in range(len(whole) - 1)]
-    for place in range(len(whole)):
-        one = bytearray(whole)
-        one[place] ^= 1 << dice.randrange(8)
-        damaged.append(bytes(one))
-    return damaged
-
-
 def test_a_damaged_ledger_is_refused_by_whoever_reads_it_and_touches_nothing(
     tmp_path: Path,
 ) -> None:
+    """Cut short at any byte; test_ledger.py flips every bit."""
     path = tmp_path / "ledger.json"
     LEDGER.save(path)
     assert load(path) == LEDGER
-    refused = 0
-    for damaged in damaged_ledgers(path.read_bytes()):
-        path.write_bytes(damaged)
-        with contextlib.suppress(LedgerError):
-            assert load(path) == LEDGER
-            continue
-        refused += 1
-        vm = FakeVm(OURS)
+    whole, vm = path.read_bytes(), FakeVm(OURS)
+    for length in range(len(whole) - 1):
+        path.write_bytes(whole[:length])
         outcome = restore_from_ledger(vm, path)
         assert outcome.status == "failed" and len(outcome.lines) == 1
         with pytest.raises(LedgerError):
             Actuator(vm, path, "restore").start()
         assert not vm.writes
-        assert path.read_bytes() == damaged, "all that is known of the originals"
-    assert refused > 2 * len(damaged) - 20
+        assert path.read_bytes() == whole[:length], "all that is known of the originals"
     replace(LEDGER, levers=()).save(path)
-    vm = FakeVm(OURS)
     assert restore_from_ledger(vm, path).status == "restored"
     assert vm.limits == LEDGER.originals

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Optional
+from typing import List, Optional
 
 import pytest
 
+from actuator_cases import started
 from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT, FakeVm
 from writebackd.actuate.actuator import Actuator
@@ -23,15 +24,9 @@ SESSION = "/user.slice/user-1000.slice/session-3.scope"
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 
 
-def started(files: FakeVm, tmp: Path) -> Actuator:
-    actuator = Actuator(files, tmp / LEDGER, "restore")
-    actuator.start()
-    return actuator
-
-
 def yielded(files: FakeVm, tmp: Path, limit: int = 4 * MB, background: int = 2 * MB) -> Actuator:
     """To a tool that has set 40 %, and has saved what it found."""
-    actuator = started(files, tmp)
+    actuator = started(files, tmp / LEDGER)
     actuator.apply(limit, background)
     files.sysctl("dirty_ratio", 40)
     files.sysctl("dirty_background_ratio", 15)
@@ -40,31 +35,25 @@ def yielded(files: FakeVm, tmp: Path, limit: int = 4 * MB, background: int = 2 *
     return actuator
 
 
-def both(files: FakeVm) -> None:
-    files.sysctl("dirty_bytes", 4 * MB)
-    files.sysctl("dirty_background_bytes", 2 * MB)
+OURS = {"dirty_bytes": 4 * MB, "dirty_background_bytes": 2 * MB}
 
 
-def limit_only(files: FakeVm) -> None:
-    files.sysctl("dirty_bytes", 4 * MB)
+def set_ours(files: FakeVm, *levers: str) -> None:
+    for lever in levers or OURS:
+        files.sysctl(lever, OURS[lever])
 
 
-def background_only(files: FakeVm) -> None:
-    files.sysctl("dirty_background_bytes", 2 * MB)
-
-
-@pytest.mark.parametrize(
-    ("tool", "left"),
-    [(both, VmLimits(0, 20, 0, 10)), (limit_only, VmLimits(0, 20, 0, 15)),
-     (background_only, VmLimits(0, 40, 0, 10))],
-)  # fmt: skip
+@pytest.mark.parametrize("levers, left", [
+    (list(OURS), VmLimits(0, 20, 0, 10)), (["dirty_bytes"], VmLimits(0, 20, 0, 15)),
+    (["dirty_background_bytes"], VmLimits(0, 40, 0, 10)),
+])  # fmt: skip
 @pytest.mark.parametrize("how", ["enforce", "yielded", "restart", "killed"])
 def test_a_limit_of_ours_that_comes_back_is_no_original(
-    tmp_path: Path, tool: Callable[[FakeVm], None], left: VmLimits, how: str
+    tmp_path: Path, levers: List[str], left: VmLimits, how: str
 ) -> None:
     files = FakeVm()
     actuator = yielded(files, tmp_path)
-    tool(files)
+    set_ours(files, *levers)
     told = actuator.foreign(read_limits(files))
     assert told and all(write.ours for write in told)
     if how == "enforce":
@@ -75,7 +64,7 @@ def test_a_limit_of_ours_that_comes_back_is_no_original(
         assert actuator.foreign(read_limits(files)) == ()
         return
     else:
-        actuator = started(files, tmp_path)
+        actuator = started(files, tmp_path / LEDGER)
     assert actuator.originals == left
     actuator.apply(8 * MB, 4 * MB)
     if how == "killed":
@@ -109,7 +98,7 @@ def test_any_other_value_is_theirs(tmp_path: Path, value: int) -> None:
 
 def test_a_value_set_some_steps_before_is_known(tmp_path: Path) -> None:
     files = FakeVm()
-    actuator = started(files, tmp_path)
+    actuator = started(files, tmp_path / LEDGER)
     for limit in (64, 32, 16):
         actuator.apply(limit * MB, limit * MB // 2)
     files.sysctl("dirty_ratio", 40)
@@ -124,7 +113,7 @@ def test_a_tool_is_known_after_another_yield(tmp_path: Path) -> None:
     actuator = yielded(files, tmp_path)
     actuator.take_over()  # 40 % is the original now
     actuator.apply(8 * MB, 4 * MB)
-    both(files)  # the first profile is left
+    set_ours(files)  # the first profile is left
     told = actuator.foreign(read_limits(files))
     assert [write.ours for write in told] == [True, True]
     actuator.yield_()
@@ -134,27 +123,27 @@ def test_a_tool_is_known_after_another_yield(tmp_path: Path) -> None:
 
 def test_where_somebody_wrote_while_no_daemon_lived_it_is_known(tmp_path: Path) -> None:
     files = FakeVm()
-    started(files, tmp_path).apply(4 * MB, 2 * MB)  # and is killed
+    started(files, tmp_path / LEDGER).apply(4 * MB, 2 * MB)  # and is killed
     files.sysctl("dirty_ratio", 40)
     files.sysctl("dirty_background_ratio", 15)
     if restore_from_ledger(files, tmp_path / LEDGER).status != "foreign":
         raise AssertionError("the check itself does not work")
-    both(files)
-    assert started(files, tmp_path).originals == DEFAULT
+    set_ours(files)
+    assert started(files, tmp_path / LEDGER).originals == DEFAULT
 
 
 def test_after_a_reboot_the_same_value_is_theirs(tmp_path: Path) -> None:
     files = FakeVm()
     yielded(files, tmp_path)
     files.boot_id = OTHER_BOOT
-    both(files)
-    assert started(files, tmp_path).originals == VmLimits(4 * MB, 0, 2 * MB, 0)
+    set_ours(files)
+    assert started(files, tmp_path / LEDGER).originals == VmLimits(4 * MB, 0, 2 * MB, 0)
 
 
 def test_what_an_admin_types_stays_also_where_it_was_a_value_of_ours(tmp_path: Path) -> None:
     """16M, which the law had set some steps before by chance."""
     files = FakeVm()
-    actuator = started(files, tmp_path)
+    actuator = started(files, tmp_path / LEDGER)
     for limit in (16, 8, 4):
         actuator.apply(limit * MB, limit * MB // 2)
     files.sysctl("dirty_bytes", 16 * MB)
@@ -164,7 +153,7 @@ def test_what_an_admin_types_stays_also_where_it_was_a_value_of_ours(tmp_path: P
     for _ in range(3):
         actuator.settle(actuator.foreign(read_limits(files)))
     assert files.limits.dirty_bytes == 16 * MB
-    actuator = started(files, tmp_path)  # over a restart
+    actuator = started(files, tmp_path / LEDGER)  # over a restart
     assert files.limits.dirty_bytes == actuator.originals.dirty_bytes == 16 * MB
     actuator.apply(4 * MB, 2 * MB)
     actuator.restore()

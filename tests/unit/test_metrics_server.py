@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
 import stat
@@ -498,47 +497,3 @@ def test_a_port_that_is_taken_does_not_stop_the_daemon(
     for server in servers:
         server.close()
     rig.end()
-
-
-def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
-    rig.tick(2)
-    daemon, interval_s, render_s = rig.daemon, 0.05, 0.02
-    ticks: List[float] = []
-
-    def tick() -> None:
-        assert rig.daemon.state.snapshot is not None
-        rig.daemon.state.snapshot = replace(rig.daemon.state.snapshot)  # to be rendered anew
-        ticks.append(time.monotonic())
-        if len(ticks) == 12:
-            rig.daemon._signals.stop = "enough"
-
-    def slow(snapshot: Snapshot, form: str) -> str:
-        time.sleep(render_s)
-        return render(snapshot, form)
-
-    monkeypatch.setattr(rig.daemon, "_tick", tick)
-    monkeypatch.setattr(metrics_server, "render", slow)
-    (server,) = rig.daemon._open_metrics()
-    clients = []
-    for n in range(MAX_CLIENTS):
-        clients.append(socket.socket(socket.AF_UNIX))
-        clients[-1].connect(str(rig.runtime_dir / "metrics.sock"))
-        # Some ask and do not read, some do not come to an end.
-        clients[-1].sendall(GET + b"\r\n" if n % 2 else GET)
-    begun = time.monotonic()
-    loop = EventLoop(daemon._signals, [server])
-    gc.disable()  # going through what thousands of tests left takes 0.3 s
-    try:
-        loop.run(interval_s, daemon._tick, daemon.reload)
-    finally:
-        gc.enable()
-    loop.close()
-    for client in clients:
-        client.close()
-    rig.end()
-    gaps = [after - before for before, after in zip([begun, *ticks], ticks)]
-    # One rendering may be under way when a tick is due; one for each would take 0.6 s.
-    assert max(gaps) < interval_s + render_s + 0.15, gaps

@@ -21,6 +21,7 @@ from checkout import copy_checkout, need_compiler, run
 from test_docs import broken
 from writebackd import __version__
 
+pytestmark = pytest.mark.xdist_group("package")  # the wheel is built once
 OBJECTS = [f"writebackd/_bpf/writeback.{machine}.bpf.o" for machine in ("aarch64", "x86_64")]
 FOR_BCC = "writebackd/_bpf/writeback.bcc.c"
 COMPILE = [sys.executable, "bpf/build_backend.py"]

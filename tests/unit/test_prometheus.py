@@ -33,6 +33,7 @@ from writebackd.types.decision import Mode
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import ClassSample, IoClass, SyncSample
 
+pytestmark = pytest.mark.xdist_group("prometheus")  # one server for all of them
 RULES = ROOT / "docs" / "prometheus"
 DASHBOARD = ROOT / "docs" / "grafana" / "writebackd.json"
 TIMEOUT_S = 30.0

@@ -19,8 +19,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
+from actuator_cases import started
 from fake_host import FakeHost, Rig
 from fake_levers import FakeLevers
+from fake_vm import FakeVm
 from lever_cases import bdi_settings
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
@@ -197,54 +199,41 @@ def a_lever_is_read_back(bench: Bench) -> None:
     assert not action.ok and "reads back as 250" in (action.error or "")
 
 
+def on_record(files: FakeVm, path: Path) -> List[Optional[Ledger]]:
+    """What the ledger says before each write from now on."""
+    seen: List[Optional[Ledger]] = []
+    files.before_write = lambda lever: seen.append(load(path))
+    return seen
+
+
 def originals_are_known_before_the_first_write(bench: Bench) -> None:
-    ledger_path = bench.rig.runtime_dir / "ledger.json"
-
-    def look(lever: str) -> None:
-        ledger = load(ledger_path)
-        assert ledger is not None, f"{lever} is written, and nobody knows what it was"
-        assert ledger.originals == bench.found
-        assert (PIN, PIN // 2) in ledger.written
-
     bench.rig.tick(2)
-    bench.host.before_write = look
+    seen = on_record(bench.host, bench.rig.runtime_dir / "ledger.json")
     bench.rig.pin(PIN)
     bench.rig.tick(2)
-    bench.host.before_write = lambda lever: None
-    assert bench.host.limits.dirty_bytes == PIN
-
+    assert bench.host.limits.dirty_bytes == PIN and len(seen) == 2
+    for ledger in seen:
+        assert ledger is not None, "written, and nobody knows what it was"
+        assert ledger.originals == bench.found and (PIN, PIN // 2) in ledger.written
 
 def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
     files, path = FakeLevers(), bench.tmp / "levers.json"
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-
-    def look(lever: str) -> None:
-        ledger = load(path)
-        assert ledger is not None and [each.original for each in ledger.levers] == ["500"]
-
-    files.before_write = look
+    actuator, seen = started(files, path), on_record(files, path)
     actuator.apply_settings((FLUSH,))
     assert files.flush["dirty_writeback_centisecs"] == 100
+    (ledger,) = seen
+    assert ledger is not None and [each.original for each in ledger.levers] == ["500"]
 
 
 def a_device_is_known_before_the_first_write(bench: Bench) -> None:
     """Also before the self-test, which writes to the device's files as well."""
     files, path = FakeLevers(), bench.tmp / "devices.json"
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-    found, written = files.state(), []
-
-    def look(lever: str) -> None:
-        ledger = load(path)
-        assert ledger is not None and ledger.levers, lever
-        originals = {(each.target, each.name): each.original for each in ledger.levers}
-        assert originals.get(("8:0", "max_bytes")) is not None, lever
-        written.append(lever)
-
-    files.before_write = look
+    actuator, found, seen = started(files, path), files.state(), on_record(files, path)
     actuator.apply_settings(bdi_settings(8 << 20, 4 << 20))
-    assert len(written) > 2 and files.state() != found, "the check itself does not work"
+    assert len(seen) > 2 and files.state() != found, "the check itself does not work"
+    for ledger in seen:
+        assert ledger is not None
+        assert ("8:0", "max_bytes") in [(each.target, each.name) for each in ledger.levers]
 
 
 def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
@@ -252,23 +241,17 @@ def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
     bench.patch.setattr(lever_plan, "Job", files.job)
     cgroup = "/system.slice/dump.service"
     files.poke(f"/sys/fs/cgroup{cgroup}/io.max", "8:0 wbps=777")
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-
-    def look(lever: str) -> None:
-        ledger = load(path)
-        assert ledger is not None and [each.original for each in ledger.levers] == ["777"]
-
-    files.before_write = look
+    actuator, seen = started(files, path), on_record(files, path)
     actuator.apply_settings((Setting(LeverKind.PACE, cgroup, "8:0", 5),))
     assert files.cgroups[cgroup]["8:0"]["wbps"] == "5"
+    (ledger,) = seen
+    assert ledger is not None and [each.original for each in ledger.levers] == ["777"]
 
 
 def there_is_a_whole_ledger_at_any_moment(bench: Bench) -> None:
     """Who is killed while it is saved leaves the old one or the new one."""
     path, seen = bench.tmp / "saved.json", []
-    actuator = Actuator(bench.host, path, "restore")
-    actuator.start()
+    actuator = started(bench.host, path)
     actuator.apply(PIN, PIN // 2)
     real = os.fchmod
 
@@ -285,9 +268,7 @@ def there_is_a_whole_ledger_at_any_moment(bench: Bench) -> None:
 
 def a_ledger_of_an_earlier_boot_moves_nothing(bench: Bench) -> None:
     path = bench.tmp / "earlier.json"
-    actuator = Actuator(bench.host, path, "restore")
-    actuator.start()
-    actuator.apply(PIN, PIN // 2)
+    started(bench.host, path).apply(PIN, PIN // 2)
     bench.host.boot_id = "5e4d3c2b-0000-4111-8222-333344445555"
     assert restore_module.restore_from_ledger(bench.host, path).status == "nothing"
     assert bench.host.limits.dirty_bytes == PIN, "set at boot by somebody else"

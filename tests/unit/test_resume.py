@@ -9,30 +9,20 @@ from typing import Any
 
 import pytest
 
-from fake_levers import FakeLevers
+from lever_cases import PAIR, UNIT, bdi_settings, holding, pace, started, world
 from limit_cases import MIB
 from paced_plant import CACHE, Group, PacedPlant
 from plant import DISK
-from writebackd.actuate import lever_plan
-from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import ADOPTED_HOLD_S, taken_over
 from writebackd.control.device_limits import plan_device_limits
 from writebackd.control.resume import resumed
-from writebackd.kernel import cgroup_io_max
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Cap, Memory
 from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import DeviceSample, Sample
 
-UNIT = "/system.slice/dump.service"
-PAIR = (64 * MIB, 32 * MIB)
-PACE = Setting(LeverKind.PACE, UNIT, "8:0", 20_000_000)
-CAP = (
-    Setting(LeverKind.BDI, "8:0", "max_bytes", 8 * MIB),
-    Setting(LeverKind.BDI, "8:0", "min_bytes", 4 * MIB),
-    Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
-)
+PACE, CAP = pace(20_000_000), bdi_settings(8 * MIB, 4 * MIB)
 
 
 def restarted(host: PacedPlant, pace: bool = True) -> PacedPlant:
@@ -112,25 +102,12 @@ def test_a_full_cache_before_the_drain_rate_is_known_is_no_reason_to_stop() -> N
     assert host.rate > 0.3 * host.drain_rate
 
 
-def hand(files: FakeLevers, path: Path) -> Actuator:
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-    return actuator
-
-
 def test_what_stands_in_the_kernel_becomes_the_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    files, path = FakeLevers(), tmp_path / "ledger.json"
-    files.boot_systemd()
-    monkeypatch.setattr(lever_plan, "Job", files.job)
-    monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
-    before = hand(files, path)
-    before.apply(*PAIR)
-    for _ in range(4):
-        before.apply_settings((PACE, *CAP))
-    fresh = Memory()
-    following = hand(files, path)
+    files, fresh = world(monkeypatch, tmp_path, systemd=True), Memory()
+    holding(files, PACE, *CAP, pair=PAIR)
+    following = started(files)
     memory = taken_over(fresh, following, [DISK], 100.0)
     assert memory.limit_bytes == PAIR[0] and memory.hold_until_s == 100.0 + ADOPTED_HOLD_S
     assert memory.paces["8:0"].rates == {UNIT: 20_000_000}
@@ -139,14 +116,14 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
     assert memory.caps[DISK.name].bytes == pytest.approx(8 * MIB, rel=1e-3)
     # What the law then asks for is what stands: nothing is written.
     cap = memory.caps[DISK.name].bytes
-    settings = (PACE, replace(CAP[0], value=cap), replace(CAP[1], value=cap // 2), CAP[2])
+    settings = (PACE, CAP[0], replace(CAP[1], value=cap), replace(CAP[2], value=cap // 2))
     count = len(files.writes), len(files.commands)
     assert following.apply_settings(settings) == () == following.apply_settings(settings)
     assert (len(files.writes), len(files.commands)) == count
     # Watching only, everything goes home; and where nothing was left there is nothing to keep.
     watching = replace(fresh, mode=Mode.OBSERVE)
-    assert taken_over(watching, hand(files, path), [DISK], 1.0) == watching
-    assert following.finish() and taken_over(fresh, hand(files, path), [DISK], 1.0) == fresh
+    assert taken_over(watching, started(files), [DISK], 1.0) == watching
+    assert following.finish() and taken_over(fresh, started(files), [DISK], 1.0) == fresh
 
 
 def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
