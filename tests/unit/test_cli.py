@@ -126,8 +126,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
             code = ctl.main(["--runtime-dir", str(tmp_path), *words])
         except SystemExit as error:  # argparse
             code = error.code if isinstance(error.code, int) else 1
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     return call
 

@@ -21,7 +21,7 @@ import samples
 import schema
 from fake_sysfs import RAID, FakeSysfs
 from served import Served
-from writebackd.cli import ctl, drain_caches
+from writebackd.cli import ctl, drain_caches, signals
 from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.kernel.files import KernelFiles
@@ -137,8 +137,7 @@ def nodes_of_sda(here: Path) -> List[str]:
 def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: str) -> Tuple[int, str, str]:
         code = ctl.main(["--runtime-dir", str(here), "drain", *words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     return call
 
@@ -641,7 +640,7 @@ def test_ctrl_c_while_children_are_started_leaves_none(
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with drain_caches.interrupted_later():
+        with signals.interrupted_later():
             os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         pytest.fail("it was interrupted")

@@ -228,8 +228,7 @@ def run(host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
     def call(*words: str) -> Tuple[int, str, str]:
         code = ctl.main(list(words))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     return call
 

@@ -59,8 +59,7 @@ def run(tmp_path: Path, tree: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> 
         empty.mkdir(exist_ok=True)
         where = ["--config-dir", str(empty)] if "--config-dir" not in words else []
         code = ctl.main(["--runtime-dir", str(tmp_path / "run"), "policy", *words, *where])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     return call
 

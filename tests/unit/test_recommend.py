@@ -400,8 +400,7 @@ def run(
             "--runtime-dir", str(tmp_path), "recommend", "--state-dir", str(tmp_path),
             "--since", "2020-01-01", *words,
         ])  # fmt: skip
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     return call
 

@@ -217,8 +217,7 @@ def test_the_page_is_of_the_span_that_was_asked_for_and_counts_no_more(
     def asked(*words: str) -> Tuple[int, str, str]:
         monkeypatch.setattr(time, "time", lambda: BEGIN_S + 65.0)
         code = ctl.main(["report", "--state-dir", str(tmp_path), *words, "-o", str(page)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return (code, *capsys.readouterr())
 
     # The last row ended 5 s ago; it is shown whole, and so is its time.
     code, out, _ = asked("--since", "12s")

@@ -24,7 +24,7 @@ from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, Comm
 from writebackd.cli.history import state_dir
 from writebackd.cli.output import clean, show_json, width, wrapped
 from writebackd.cli.policy import in_force
-from writebackd.cli.trial import ended_by_signals
+from writebackd.cli.signals import ended_by_signals
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.paths import CALIBRATIONS, HISTORY, LEARNED

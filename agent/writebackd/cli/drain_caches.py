@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Container, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.output import Answer, clean
@@ -63,26 +62,6 @@ class Child:
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.terminate()
-
-
-@contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, when everything started can be ended.
-
-    No mask: children would inherit it.  Raises KeyboardInterrupt.  Where a shell has it ignored
-    (`drain &` in a script), it stays so.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-    came: List[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def is_mounted(mount: str, devno: str) -> bool:

@@ -21,12 +21,12 @@ from writebackd.cli.drain_caches import (
     are_caches_unread,
     behind_controllers,
     flush,
-    interrupted_later,
     is_mounted,
     sync_nodes,
 )
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import Answer, clean, show_json, width
+from writebackd.cli.signals import interrupted_later
 
 if TYPE_CHECKING:
     from writebackd.cli.client_answers import DrainAnswer

@@ -17,9 +17,10 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE, CommandError
+from writebackd.cli.signals import handled
 from writebackd.command_line import complain, drop_unwritten
 from writebackd.kernel.cgroup_io_max import cgroup2_mount, path_of_process
 from writebackd.kernel.files import KernelFiles
@@ -28,6 +29,8 @@ from writebackd.kernel.files import KernelFiles
 NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 SYSTEMD = "/run/systemd/system"  # sd_booted(3)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Python ignores SIGPIPE, and exec() would pass that on.
+_OF_A_SHELL: Dict[int, Any] = {signal.SIGPIPE: signal.SIG_DFL}
 _NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,60}")
 # The processes of a cgroup are gone from it a moment after the last was waited for.
 _EMPTY_S = 1.0
@@ -78,7 +81,7 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
     try:
-        with _as_of_a_shell():
+        with handled(_OF_A_SHELL):
             os.execvp(words[0], words)
     except OSError as error:
         raise CommandError(
@@ -147,7 +150,7 @@ def _run_in(directory: Path, path: str, command: List[str]) -> int:
     child = os.fork()
     if not child:
         _become(directory, path, command)
-    with _forwarded_to(child):
+    with handled(_forwarding(child)):
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return BY_SIGNAL - code if code < 0 else code
@@ -158,39 +161,22 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
     code = NOT_EXECUTABLE
     try:
         (directory / "cgroup.procs").write_text("0")
-        with _as_of_a_shell():
+        with handled(_OF_A_SHELL):
             os.execv(path, command)
     except OSError as error:
         complain(f"writebackctl: run: {error}")
     os._exit(code)
 
 
-@contextlib.contextmanager
-def _as_of_a_shell() -> Iterator[None]:
-    """Restore SIGPIPE, which Python ignores and exec() would pass on."""
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGPIPE, before)
-
-
-@contextlib.contextmanager
-def _forwarded_to(child: int) -> Iterator[None]:
-    """Forward signals to the command; Ctrl-C reaches it through the terminal."""
+def _forwarding(child: int) -> Dict[int, Any]:
+    """Handlers that forward signals to the command; Ctrl-C reaches it through the terminal."""
 
     def forward(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        before[number] = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    by_terminal = (signal.SIGINT, signal.SIGQUIT)
+    return {**dict.fromkeys(_FORWARDED, forward), **dict.fromkeys(by_terminal, signal.SIG_IGN)}
 
 
 def _remove(directory: Path) -> None:

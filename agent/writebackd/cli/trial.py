@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
-import signal
 import socket
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show_json, width, write_page
+from writebackd.cli.signals import ended_by_signals
 from writebackd.command_line import complain, drop_unwritten
 from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Difference, analyse, block_of
@@ -261,30 +260,3 @@ def _arm_json(figures: Optional[Figures]) -> Optional[ArmFigures]:
         "limit_bytes": figures.limit_bytes,
         "flooded_share": figures.flooded_s / figures.span_s,
     }
-
-
-@contextlib.contextmanager
-def ended_by_signals(*also: signal.Signals) -> Iterator[Callable[[], None]]:
-    """Treat SIGTERM, SIGHUP and `also` as Ctrl-C, so that nobody waits for the lease to expire.
-
-    Only once: if ssh drops, SIGHUP comes from the shell and from the kernel, and the second arrives
-    before the page is written. Yields the signals; one that nohup ignores stays ignored.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        no_more()
-        raise KeyboardInterrupt
-
-    def no_more() -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-
-    now = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, *also)}
-    before = {each: handler for each, handler in now.items() if handler is not signal.SIG_IGN}
-    for each in before:
-        signal.signal(each, interrupt)
-    try:
-        yield no_more
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -131,13 +131,9 @@ class BccObject(Object):
                 function = _SYSCALL[os.uname().machine] + target
             self._attached.append(_attach_kprobe(fd, function, kind.startswith("kret")))
 
-    def attach_cgroup(self, program: str, cgroup: str) -> None:
-        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            link = self._lib.bpf_link_create(self._programs[program], fd, _CGROUP_SYSCTL, None)
-            self._attached.append(check(link, f"attaching {program} to {cgroup}"))
-        finally:
-            os.close(fd)
+    def _attach_to(self, program: str, cgroup: int, what: str) -> None:
+        link = self._lib.bpf_link_create(self._programs[program], cgroup, _CGROUP_SYSCTL, None)
+        self._attached.append(check(link, what))
 
     def close(self) -> None:
         for fd in [*self._attached, *self._programs.values()]:

@@ -343,10 +343,13 @@ class Object:
     def attach_cgroup(self, program: str, cgroup: str) -> None:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            link = self._lib.bpf_program__attach_cgroup(self.programs[program], fd)
-            self._links.append(_check_pointer(link, f"attaching {program} to {cgroup}"))
+            self._attach_to(program, fd, f"attaching {program} to {cgroup}")
         finally:
             os.close(fd)
+
+    def _attach_to(self, program: str, cgroup: int, what: str) -> None:
+        link = self._lib.bpf_program__attach_cgroup(self.programs[program], cgroup)
+        self._links.append(_check_pointer(link, what))
 
     def _map_pointer(self, name: str) -> int:
         pointer = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
