@@ -35,6 +35,7 @@ class FakeVm(KernelFiles):
 
     def __init__(self, limits: VmLimits = DEFAULT, available: int = 1 << 20) -> None:
         super().__init__()
+        self.found = limits
         self.values: Dict[str, int] = dict(vars(limits))
         self.available = available  # dirtyable memory in pages
         self.free = 5_500_000  # nr_free_pages

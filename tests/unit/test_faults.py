@@ -57,11 +57,10 @@ def lines(caplog: pytest.LogCaptureFixture, least: int = logging.WARNING) -> Lis
 def test_a_refused_write_is_told_once_undone_and_tried_again(
     rig: Rig, caplog: pytest.LogCaptureFixture, lever: str, late: bool, code: int
 ) -> None:
-    found = rig.host.limits
     rig.host.write_errors[lever] = (code, late)
     rig.pin(PIN)
     rig.tick(20)
-    assert rig.host.limits == found
+    assert rig.host.limits == rig.host.found
     told = lines(caplog)
     assert 1 <= len(told) <= 2 and all(os.strerror(code) in line for line in told), told
     assert any("cannot set" in line for line in rig.status()["warnings"])
@@ -77,19 +76,18 @@ def test_a_refused_write_is_told_once_undone_and_tried_again(
 def test_a_way_home_that_is_barred_is_tried_again(
     rig: Rig, caplog: pytest.LogCaptureFixture, lever: str, code: int
 ) -> None:
-    found = rig.host.limits
     rig.pin(PIN)
     rig.tick(2)
     rig.host.write_errors[lever] = (code, False)
     rig.host.errors["/proc/diskstats"] = errno.EIO  # unread for long: restore
     rig.tick(SILENT_TICKS + 20)
     barred = lever in ("dirty_ratio", "dirty_background_ratio")
-    assert (rig.host.limits == found) is not barred
+    assert (rig.host.limits == rig.host.found) is not barred
     told = lines(caplog)
     assert len(told) == 2 + barred, told
     rig.host.write_errors.clear()
     rig.tick()
-    assert rig.host.limits == found
+    assert rig.host.limits == rig.host.found
     assert not (rig.runtime_dir / "ledger.json").exists()
 
 
@@ -98,7 +96,6 @@ def test_a_way_home_that_is_barred_is_tried_again(
 def test_a_file_that_cannot_be_read_means_hold_then_restore_then_go_on(
     rig: Rig, caplog: pytest.LogCaptureFixture, name: str, code: int
 ) -> None:
-    found = rig.host.limits
     rig.pin(PIN)
     rig.tick(2)
     rig.host.errors[name] = code
@@ -106,7 +103,7 @@ def test_a_file_that_cannot_be_read_means_hold_then_restore_then_go_on(
     assert VmLimits(**rig.host.values).dirty_bytes == PIN
     rig.tick(10)
     readable = name == "/proc/diskstats" or name == "/proc/vmstat"
-    assert (VmLimits(**rig.host.values) == found) is readable, "unread is not overwritten"
+    assert (VmLimits(**rig.host.values) == rig.host.found) is readable, "unread is not overwritten"
     assert "keeping current limits" in lines(caplog)[0]
     assert len(lines(caplog)) <= 4
     rig.host.errors.clear()

@@ -205,13 +205,12 @@ def test_it_restores_when_the_daemon_hangs_and_keeps_the_ledger(
 
 
 def test_it_restores_when_the_daemon_is_gone_and_ends(host: Host, said: List[str]) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.die()
     assert host.watcher.look(time.monotonic()) == BEAT_S  # a restart may come
-    assert host.files.limits != before
+    assert host.files.limits != host.files.found
     host.run_out()
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
     assert not host.ledger.exists()
     assert "is gone" in said[0]
     assert host.watcher.look(time.monotonic() + 20) is None
@@ -272,7 +271,6 @@ def test_told_to_end_it_calls_in_the_long_lease_of_a_daemon_that_hangs(
 ) -> None:
     """One in D state, stopped: systemd gives up on it after 45 s, and ends the watcher."""
     host = Host(tmp_path, length_s=3600.0)
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     clock = [time.monotonic() + silent_s]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -280,7 +278,7 @@ def test_told_to_end_it_calls_in_the_long_lease_of_a_daemon_that_hangs(
     host.watcher.look(clock[0])
     begun = clock[0]
     host.watcher.leave()
-    assert host.files.limits == before and host.lease.lost
+    assert host.files.limits == host.files.found and host.lease.lost
     # At once where it has been silent for long.
     assert clock[0] - begun < (1.0 if silent_s else 15.0)
     assert host.ledger.exists(), "it may wake up within a write"
@@ -288,17 +286,16 @@ def test_told_to_end_it_calls_in_the_long_lease_of_a_daemon_that_hangs(
 
 
 def test_what_could_not_be_put_back_is_tried_again(host: Host) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.files.write_errors["dirty_ratio"] = (30, False)  # EROFS
     host.run_out()
     assert host.files.limits.dirty_bytes == FIRST[0]
-    assert host.files.limits.dirty_background_ratio == before.dirty_background_ratio
+    assert host.files.limits.dirty_background_ratio == host.files.found.dirty_background_ratio
     host.files.write_errors.clear()
     host.watcher.look(time.monotonic() + 1)
     assert host.files.limits.dirty_bytes == FIRST[0]  # not at once
     host.watcher.look(time.monotonic() + LENGTH_S + 20)
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
 
 
 def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
@@ -354,27 +351,25 @@ def test_a_daemon_stopped_before_a_write_does_not_leave_it_behind(
 ) -> None:
     """The watcher restores right before write number `point`: after the daemon's last check."""
     host = Host(tmp_path)
-    before = host.files.limits
     host.at_write(point, host.run_out)
     host.write()
     assert host.lease.lost
     host.actuator.restore()  # as the daemon does at the end of such a tick
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
     # And it begins anew from the originals, as nobody's.
     host.files.before_write = lambda lever: None
     assert host.lease.take()
     host.actuator.start()
-    assert host.actuator.originals == before
+    assert host.actuator.originals == host.files.found
     assert host.actuator.foreign(host.files.limits) == ()
     assert all(action.ok for action in host.actuator.apply(*FIRST))
     host.actuator.restore()
-    assert host.files.limits == before and not host.ledger.exists()
+    assert host.files.limits == host.files.found and not host.ledger.exists()
 
 
 @pytest.mark.parametrize("point", range(8))
 def test_one_that_is_killed_before_it_can_put_that_right(tmp_path: Path, point: int) -> None:
     host = Host(tmp_path)
-    before = host.files.limits
 
     def stop() -> None:
         host.run_out()
@@ -386,21 +381,20 @@ def test_one_that_is_killed_before_it_can_put_that_right(tmp_path: Path, point: 
     host.files.crash_before, host.files.before_write = None, lambda lever: None
     host.die()
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
     assert not host.ledger.exists()
 
 
 @pytest.mark.parametrize("point", range(8))
 def test_a_daemon_killed_at_any_write(tmp_path: Path, point: int) -> None:
     host = Host(tmp_path)
-    before = host.files.limits
     host.files.crash_before = point
     with pytest.raises(Crash):
         host.write()
     host.files.crash_before = None
     host.die()
     host.run_out()
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
     assert not host.ledger.exists()
 
 
@@ -410,7 +404,6 @@ def test_a_watcher_killed_while_it_restores_is_made_good_by_the_next(
     tmp_path: Path, point: int, alive: bool
 ) -> None:
     host = Host(tmp_path)
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.files.crash_before = point
     if point < 2:
@@ -424,25 +417,23 @@ def test_a_watcher_killed_while_it_restores_is_made_good_by_the_next(
     if not alive:
         host.die()
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
 
 
 def test_a_watcher_killed_after_a_refusal_is_made_good_by_the_next(host: Host) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.files.write_errors["dirty_ratio"] = (30, False)  # EROFS
     host.run_out()
     host.files.write_errors.clear()
     host.watcher = Watcher(host.files, host.directory)
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
 
 
 def test_a_lease_is_called_in_on_record_before_anything_else(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watcher killed before the first write: the next one still knows."""
-    before = host.files.limits
     host.actuator.apply(*FIRST)
 
     def killed(runtime_dir: Path) -> bool:
@@ -455,13 +446,12 @@ def test_a_lease_is_called_in_on_record_before_anything_else(
     assert host.lease.lost
     host.watcher = Watcher(host.files, host.directory)
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
-    assert host.files.limits == before
+    assert host.files.limits == host.files.found
 
 
 def test_told_to_end_it_tries_as_long_as_it_may(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.die()
     host.files.write_errors["dirty_ratio"] = (30, False)
@@ -474,7 +464,7 @@ def test_told_to_end_it_tries_as_long_as_it_may(
 
     monkeypatch.setattr(time, "sleep", sleep)
     host.watcher.leave()
-    assert host.files.limits == before and len(slept) == 3
+    assert host.files.limits == host.files.found and len(slept) == 3
     host.files.write_errors["dirty_ratio"] = (30, False)
     # But it ends before systemd kills it.
     clock = iter(range(100))
@@ -498,12 +488,11 @@ def test_what_fails_again_and_again_is_told_once(host: Host, said: List[str]) ->
 def test_a_word_comes_after_the_way_home_and_may_fail(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     seen = []
     monkeypatch.setattr(watcher, "say", lambda text: seen.append(host.files.limits))
     host.run_out()
-    assert seen and seen[0] == before
+    assert seen and seen[0] == host.files.found
     monkeypatch.undo()
 
     def no_thread(thread: threading.Thread) -> None:
@@ -514,7 +503,6 @@ def test_a_word_comes_after_the_way_home_and_may_fail(
 
 
 def test_what_is_refused_after_the_loss_writes_nothing(host: Host) -> None:
-    before = host.files.limits
     host.actuator.apply(*FIRST)
     host.run_out()
     writes = len(host.files.writes)
@@ -522,7 +510,7 @@ def test_what_is_refused_after_the_loss_writes_nothing(host: Host) -> None:
     assert actions and not any(action.ok for action in actions)
     setting = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)
     host.actuator.apply_settings([setting])
-    assert len(host.files.writes) == writes and host.files.limits == before
+    assert len(host.files.writes) == writes and host.files.limits == host.files.found
 
 
 # ---- ExecStopPost= ---------------------------------------------------------
