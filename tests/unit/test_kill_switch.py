@@ -14,9 +14,11 @@ from typing import Any, Optional
 import pytest
 
 from writebackd.actuate.kill_switch import KillSwitch
-from writebackd.kernel import child_process
+from writebackd.kernel import child_process, lever_files
 from writebackd.kernel.child_process import ChildError, Job, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.lever_files import Lever
+from writebackd.types.levers import LeverKind
 
 CODES = [errno.EIO, errno.EACCES, errno.ELOOP]
 
@@ -176,6 +178,10 @@ def queue_file(root: Path, disk: str, text: Optional[str]) -> Path:
     return file
 
 
+def lever(disk: str) -> Lever:
+    return Lever(LeverKind.QUEUE, disk, "nr_requests")
+
+
 def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     """As behind somebody who writes queue/max_sectors_kb of a disk that hangs."""
     queue_file(tmp_path, "sdb", "64\n")
@@ -185,8 +191,8 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     def read() -> None:
         for _ in range(3):
             with pytest.raises(OSError, match="busy"):
-                child_process.read(files, queue("sda"), "nr_requests")
-            other = child_process.read(files, queue("sdb"), "nr_requests")
+                lever_files.read(files, lever("sda"))
+            other = lever_files.read(files, lever("sdb"))
             seen.append((other, threading.active_count()))
 
     tick = threading.Thread(target=read, daemon=True)
@@ -197,7 +203,7 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     stuck.write_text("32\n")
     child_process._hanging[str(stuck.parent)].join(10.0)
     queue_file(tmp_path, "sda", "16\n")
-    assert child_process.read(files, queue("sda"), "nr_requests") == "16"
+    assert lever_files.read(files, lever("sda")) == "16"
 
 
 def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path) -> None:

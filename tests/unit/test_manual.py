@@ -536,7 +536,9 @@ def test_tests_run_is_the_gate_the_full_suite_or_the_layer_that_is_named(stubbed
     assert len(tests) == 4 and all("-m not full" in line for line in tests)
     assert not any("not full" in line for line in full)
     _, unit = called(stubbed, "tests/run unit")
-    assert unit == "python -m pytest -n auto --continue-on-collection-errors tests/unit"
+    assert unit == (
+        "python -m pytest -n auto --dist loadgroup --continue-on-collection-errors tests/unit"
+    )
 
 
 @pytest.mark.parametrize("layers", ["sim kernel", "kernel sim"])
