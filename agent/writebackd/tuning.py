@@ -202,12 +202,13 @@ STUCK_PART = 0.25
 # Share of its pace (io.max).  A flood, or a cgroup of it, that writes more is held back by it.
 USES = 0.85
 # Share of R that syncs may cost, by the policy's `prefer`.  In theory 1 / (1 + e) is best, with
-# e = 2, 4, 8: 1/3, 1/5, 1/9.  The values are lower because the last part buys few syncs: these also
-# wait for processors and the link.
-SPEND = {"latency": 1 / 4, "balanced": 1 / 7, "throughput": 1 / 10}
+# e = 2, 4, 8: 1/3, 1/5, 1/9.  With 1/4 a modelled array had no slow second in a minute, with 1/5
+# from its 32nd second on: what syncs get beyond that saves them the sweeps of a full cache.
+SPEND = {"latency": 1 / 3, "balanced": 1 / 4, "throughput": 1 / 7}
 # 1 / s^2.  After t seconds in which the cache had room, the target rate is 1 + this times t^2 times
-# as large, to detect faster disks: one 1.4 times as fast after 20 s.
-CREEP = 0.001
+# as large, to detect faster disks: one 1.4 times as fast after 40 s.  Where the disk is not, that
+# fills the cache: with four times this an array had room for 26 s and then a stall of two.
+CREEP = 0.00025
 # Factors: the largest single decrease and increase of a pace.  Large cuts are risky: low
 # throughput may also mean a slower disk.
 CUT, RISE = 0.6, 1.4

@@ -32,7 +32,7 @@ def measured(host: Scenario, seed: int, pace: str = "on") -> bench.Run:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("disk,f,g", [(SLOW_RAID, 0.52, 0.85), (CHEAP, 0.5, 0.82),
-                                      (DEAR, 0.22, 0.7)])
+                                      (DEAR, 0.35, 0.66)])
 def test_a_paced_flood_leaves_syncs_what_no_limit_does(
     disk: Disk, f: float, g: float, seed: int
 ) -> None:

@@ -32,6 +32,7 @@ from writebackd.types.samples import (
     CgroupControl,
     CgroupSample,
     DeviceSample,
+    IoClass,
     Sample,
     SyncSample,
     VmState,
@@ -251,12 +252,12 @@ def test_a_flood_that_no_limit_keeps_off_is_held_below_the_drain_rate() -> None:
     (setting,) = paced[-1].settings
     assert setting == Setting(LeverKind.PACE, FLOOD, DISK.devno, setting.value)
     asked = [each.settings[0].value for each in paced[-40:]]
-    assert 0.8 * host.drain_rate < sum(asked) / 40 < 1.05 * host.drain_rate
-    assert max(asked) < 1.3 * host.drain_rate
+    assert 0.7 * host.drain_rate < sum(asked) / 40 < 1.1 * host.drain_rate
+    assert max(asked) < 1.5 * host.drain_rate
     assert state(paced[-1]) is DeviceState.PACE
     assert "backup.service held at" in paced[-1].devices[0].reason
     assert host.memory.devices[DISK.name].drain_rate == pytest.approx(host.drain_rate, rel=0.1)
-    assert host.fill < 0.8 * CACHE
+    assert host.fill < 0.9 * CACHE
 
 
 def test_off_by_default() -> None:
@@ -467,7 +468,7 @@ def test_it_follows_a_drain_rate_that_falls_and_the_cache_has_room_again(dt_s: f
     while host.fill < CACHE:
         host.tick()
     host.run_s(30.0)
-    assert 0.75 * 40e6 < mean(rates(host, 60.0)) < 1.05 * 40e6
+    assert 0.75 * 40e6 < mean(rates(host, 150.0)) < 1.05 * 40e6
     assert host.memory.devices[DISK.name].drain_rate == pytest.approx(40e6, rel=0.15)
 
 
@@ -635,6 +636,32 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_tries_again_in_ten_minu
     assert "syncs wait 48 ms for pages of backup.service" in said(host.tick())
     assert tries(host, 400) == 0
     assert tries(host, 200) == 1
+
+
+class Stalled(PacedPlant):
+    """The flusher's writes take as long as `write_s`."""
+
+    write_s = 0.0
+
+    def _sample(self) -> Sample:
+        sample = super()._sample()
+        (seen,), kind = sample.devices, IoClass.BACKGROUND_WRITE
+        flushed = replace((seen.classes or {})[kind], latency=latencies(self.write_s, 9))
+        classes = {**(seen.classes or {}), kind: flushed}
+        return replace(sample, devices=(replace(seen, classes=classes),))
+
+
+@pytest.mark.parametrize("write_s,held", [(0.2, False), (0.5, True)])
+def test_a_sync_that_waits_as_long_as_the_flusher_does_waits_for_the_disk(
+    write_s: float, held: bool
+) -> None:
+    host = Stalled(policy=policy())
+    host.calm()
+    host.run_s(30.0)
+    assert host.paced
+    host.write_s, host.oldest_s = write_s, 0.7
+    host.run(2)
+    assert bool(host.paced) is held
 
 
 def test_nobody_is_paced_five_seconds_after_the_last_commit() -> None:

@@ -194,8 +194,8 @@ class Objective:
     keep_throughput: float = field(metadata=_key(SHARE, "95%", "10%", "100%", doc=
         "Share of the drain rate that a paced flood gets while the write cache has room."))
     prefer: str = field(metadata=_key(_choice("latency", "balanced", "throughput"), "balanced", doc=
-        "Half of `allowed-delay`, all of it, or twice as much; under a pace syncs may take 1/4, 1/7"
-        " or 1/10 of the drain rate, at most what `pace-share` leaves."))
+        "Half of `allowed-delay`, all of it, or twice as much; under a pace syncs may take 1/3, "
+        "1/4 or 1/7 of the drain rate, at most what `pace-share` leaves."))
     min_sync_rate: float = field(metadata=_key(FREQUENCY, "0.1/s", "0.1/s", "1000000/s", doc=
         "Commits per second, over 10 s and at regular intervals, from which a device counts as "
         "having sync demand. So does one on which a commit waits for longer than the objective."))
@@ -218,7 +218,7 @@ class Levers:
         "Throttle a flooding unit or login session to just below the drain rate with `io.max`, if "
         "another one syncs and the write cache is full; `auto`: if the limit alone misses the "
         "objective, and only units that no syncing unit waits for."))
-    pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
+    pace_share: float = field(metadata=_key(SHARE, "75%", "10%", "95%", doc=
         "Share of the drain rate that paced units always get together."))
     destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=
         "Let bcache write out dirty blocks within 10 s, at no more than this share of the drain "
