@@ -10,7 +10,7 @@ import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Tuple
 
 import pytest
 
@@ -222,19 +222,15 @@ def test_the_machine_chooses(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_
     assert probe.object_image() == f"object for {machine}".encode()
 
 
-def test_another_machine_is_told_which_there_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("machine, built, said", [
+    ("riscv64", ("x86_64", "aarch64"), "no BPF object for riscv64, only for aarch64, x86_64"),
+    ("x86_64", (), r"writeback.x86_64.bpf.o is missing: build the package"),
+])  # fmt: skip
+def test_a_package_without_a_probe_for_the_machine_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, built: Tuple[str, ...], said: str
 ) -> None:
-    on(monkeypatch, "riscv64", "x86_64", "aarch64", at=tmp_path)
-    with pytest.raises(OSError, match="no BPF object for riscv64, only for aarch64, x86_64"):
-        probe.object_image()
-
-
-def test_a_package_without_the_probe_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    on(monkeypatch, "x86_64", at=tmp_path)
-    with pytest.raises(OSError, match=r"writeback.x86_64.bpf.o is missing: build the package"):
+    on(monkeypatch, machine, *built, at=tmp_path)
+    with pytest.raises(OSError, match=said):
         probe.object_image()
 
 

@@ -143,9 +143,10 @@ def test_a_profile_is_read_as_tuned_reads_it(
     assert [each[1] for each in found] == expected
 
 
-def test_profile_dirs_and_the_profile_that_is_loaded_last_count(tmp_path: Path) -> None:
+def test_profile_dirs_count_and_of_several_profiles_the_last_wins(tmp_path: Path) -> None:
     files = {
-        "/etc/tuned/active_profile": "one\n", "/etc/tuned/post_loaded_profile": "two\n", **RUNS,
+        "/etc/tuned/active_profile": "zero one\n", "/etc/tuned/post_loaded_profile": "two\n",
+        "/usr/a/zero/tuned.conf": "[vm]\ndirty_ratio=1\n", **RUNS,
         "/etc/tuned/tuned-main.conf": "# profile_dirs = /x\nprofile_dirs = /usr/a, /opt/b\n",
         "/etc/tuned/one/tuned.conf": "[vm]\ndirty_ratio=1\n",
         "/usr/a/one/tuned.conf": "[vm]\ndirty_ratio=2\ndirty_background_ratio=2\n",
@@ -170,15 +171,6 @@ def test_what_tuned_sets_may_be_unknown(
     tools = find_conflicting_tools(host(tmp_path, {**files, **RUNS}))
     assert [each.setting for each in tools] == [None] * (expected is not None)
     assert all(expected in each.text for each in tools if expected)
-
-
-def test_several_active_profiles_the_last_wins(tmp_path: Path) -> None:
-    files = {
-        "/etc/tuned/active_profile": "one two", **RUNS,
-        "/etc/tuned/one/tuned.conf": "[vm]\ndirty_ratio=1\n",
-        "/usr/lib/tuned/two/tuned.conf": "[vm]\ndirty_ratio=2\n",
-    }  # fmt: skip
-    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=2"]
 
 
 @pytest.mark.parametrize("profile, main, paths, expected", [
@@ -216,36 +208,37 @@ def test_a_profile_of_a_tuned_that_does_not_run_is_a_note(tmp_path: Path) -> Non
 # ---- boot --------------------------------------------------------------------
 
 
-def test_the_last_line_that_sets_the_same_is_in_force(tmp_path: Path) -> None:
-    assert found(tmp_path, {
-        "/etc/sysctl.d/10-a.conf": "vm.dirty_ratio=1\nvm.dirty_ratio=2\n",
-        "/run/sysctl.d/20-b.conf": "vm.dirty_ratio=3\n",
-        "/usr/local/lib/sysctl.d/10-a.conf": "vm.dirty_ratio=4\n",
-        "/lib/sysctl.d/05-c.conf": "vm/dirty_background_bytes=5\n",
-    }) == [
-        ("note", "vm.dirty_background_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
-        ("note", "vm.dirty_ratio=3", "/run/sysctl.d/20-b.conf:1"),
-    ]  # fmt: skip
+SAME = "vm.dirty_ratio=40\nvm.dirty_bytes=20000\nvm.dirty_ratio=40\n"
 
 
-def test_of_bytes_and_ratio_the_form_that_is_in_force_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files, expected", [
+    ({"/etc/sysctl.d/10-a.conf": "vm.dirty_ratio=1\nvm.dirty_ratio=2\n",
+      "/run/sysctl.d/20-b.conf": "vm.dirty_ratio=3\n",
+      "/usr/local/lib/sysctl.d/10-a.conf": "vm.dirty_ratio=4\n",
+      "/lib/sysctl.d/05-c.conf": "vm/dirty_background_bytes=5\n"},
+     [("vm.dirty_background_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
+      ("vm.dirty_ratio=3", "/run/sysctl.d/20-b.conf:1")]),
     # Under bytes a ratio of 0 changes nothing; the background's does.
-    assert found(tmp_path, {
-        "/proc/cmdline": "sysctl.vm.dirty_ratio=50",
-        "/etc/sysctl.d/10-a.conf": "vm.dirty_bytes=20000\nvm.dirty_ratio=0\n",
-        "/etc/sysctl.d/20-b.conf": "vm.dirty_background_bytes=9\nvm.dirty_background_ratio=0\n",
-    }) == [
-        ("note", "vm.dirty_bytes=20000", "/etc/sysctl.d/10-a.conf:1"),
-        ("note", "vm.dirty_background_ratio=0", "/etc/sysctl.d/20-b.conf:2"),
-    ]  # fmt: skip
-
-
-def test_systemd_keeps_the_place_of_an_equal_line(tmp_path: Path) -> None:
-    lines = "vm.dirty_ratio=40\nvm.dirty_bytes=20000\nvm.dirty_ratio=40\n"
-    files = {"/etc/sysctl.d/a.conf": lines}
-    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=40"]
-    files = {**files, "/run/systemd/system/x": ""}
-    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_bytes=20000"]
+    ({"/proc/cmdline": "sysctl.vm.dirty_ratio=50",
+      "/etc/sysctl.d/10-a.conf": "vm.dirty_bytes=20000\nvm.dirty_ratio=0\n",
+      "/etc/sysctl.d/20-b.conf": "vm.dirty_background_bytes=9\nvm.dirty_background_ratio=0\n"},
+     [("vm.dirty_bytes=20000", "/etc/sysctl.d/10-a.conf:1"),
+      ("vm.dirty_background_ratio=0", "/etc/sysctl.d/20-b.conf:2")]),
+    # systemd keeps the place of an equal line.
+    ({"/etc/sysctl.d/a.conf": SAME}, [("vm.dirty_ratio=40", "/etc/sysctl.d/a.conf:3")]),
+    ({"/etc/sysctl.d/a.conf": SAME, "/run/systemd/system/x": ""},
+     [("vm.dirty_bytes=20000", "/etc/sysctl.d/a.conf:2")]),
+    # A glob leaves out what is named; nobody reads hidden files, or those that are masked.
+    ({"/etc/sysctl.d/a.conf": "vm/dirty_*_ratio = 5\nvm.dirty_*bytes=9000\n-vm.dirty_bytes\n",
+      "/etc/sysctl.d/.b.conf": "vm.dirty_ratio=6\n"},
+     [("vm.dirty_background_bytes=9000", "/etc/sysctl.d/a.conf:2")]),
+    ({"/usr/lib/sysctl.d/50-a.conf": "vm.dirty_ratio=4\n", "/null": "",
+      "/etc/sysctl.d/50-a.conf": "-> ../null"}, []),
+])  # fmt: skip
+def test_the_lines_that_are_in_force(
+    tmp_path: Path, files: Dict[str, str], expected: List[Tuple[str, str]]
+) -> None:
+    assert found(tmp_path, files) == [("note", *each) for each in expected]
 
 
 def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path) -> None:
@@ -259,13 +252,6 @@ def test_sysctl_conf_is_read_at_boot_by_its_link_or_by_a_command(tmp_path: Path)
     (tmp_path / "etc/sysctl.d/99-sysctl.conf").unlink()
     (run,) = find_conflicting_tools(host(tmp_path, {**files, "/etc/rc.local": "sysctl -p\n"}))
     assert "is set at boot (/etc/sysctl.conf:1)" in run.text
-
-
-def test_a_glob_leaves_out_what_is_named(tmp_path: Path) -> None:
-    assert found(tmp_path, {
-        "/etc/sysctl.d/a.conf": "vm/dirty_*_ratio = 5\nvm.dirty_*bytes=9000\n-vm.dirty_bytes\n",
-        "/etc/sysctl.d/.b.conf": "vm.dirty_ratio=6\n",  # nobody reads hidden files
-    }) == [("note", "vm.dirty_background_bytes=9000", "/etc/sysctl.d/a.conf:2")]  # fmt: skip
 
 
 SET = "sysctl -w vm.dirty_ratio=5"
@@ -338,6 +324,10 @@ def test_what_a_command_runs_or_loads_counts(
     ("for s in vm.dirty_ratio=5 vm.swappiness=1; do\n sysctl -w $s; done", 2),
     ("sysctl -w vm.dirty_{ratio,expire_centisecs}=5", 1),
     ("cd /proc/sys/vm; echo 5 >dirty_ratio", 1),
+    ("cd -- /proc/sys && cd vm\necho 5 >dirty_ratio", 2),
+    ("pushd /proc/sys/vm; popd; echo 5 >dirty_ratio", None),
+    ("echo 5 1> /proc/sys/vm/dirty_ratio", 1), ("echo 5>/proc/sys/vm/dirty_ratio", None),
+    (f"nsenter -t 1 -m -- {SET}", 1), (f"docker run x {SET}", 1),
     ("A=$A:x; for x in $x; do $x $A; done\n$(which x) y\n/opt/$(x y)/z", None),
     (f"sysctl -p - <<E\nvm.dirty_ratio = 5\nE\n{SET[:6]}", 2),
     ("echo vm.dirty_ratio=5 | xargs sysctl -w", 1), ("echo vm.dirty_ratio=5 | sysctl -p -", 1),
@@ -363,6 +353,7 @@ def test_of_a_script_only_what_it_runs_counts(
     ("/var/spool/cron/.root.swp", f"@daily {SET}"),
     ("/etc/network/interfaces", f" down {SET}"), ("/etc/local.d/a.stop", SET),
     ("/var/lib/cloud/instance/user-data.txt", f'final_message: "{SET}"'),
+    ("/var/lib/cloud/instance/user-data.txt", f"write_files:\n- content: |\n   {SET}\n  path: /x"),
     ("/var/spool/cron/root", "@daily sysctl -p /opt/fifo"),
     ("/var/spool/cron/root", "@daily sysctl -p /opt/a\0b"),
     ("/etc/sysctl.d/90.conf", "vm.dirty_*o=5\n-vm.dirty_ratio\n-vm.dirty_background_ratio"),
@@ -375,6 +366,19 @@ def test_what_sets_nothing_is_not_named(tmp_path: Path, path: str, text: str) ->
     assert find_conflicting_tools(root) == ()
 
 
+@pytest.mark.parametrize("unit, drop_in, at", [
+    (f"ExecStart={SET}\n", f"ExecStart=\nExecStart={SET}\n", ["a.service.d/b.conf:2"]),
+    (f"ExecStart={SET}\nExecStart=\nExecStart={SET}\n", "", ["a.service:3"]),
+    (f"ExecStartPre={SET}\n", "ExecStart= \n", ["a.service:1"]),
+])  # fmt: skip
+def test_an_empty_exec_takes_back_those_before_it(
+    tmp_path: Path, unit: str, drop_in: str, at: List[str]
+) -> None:
+    place = "/etc/systemd/system"
+    files = {f"{place}/a.service": unit, f"{place}/a.service.d/b.conf": drop_in}
+    assert [where for *_, where in found(tmp_path, files)] == [f"{place}/{each}" for each in at]
+
+
 def test_who_may_not_set_them_is_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,15 +386,6 @@ def test_who_may_not_set_them_is_not_named(
     assert len(found(tmp_path, files)) == 1
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert found(tmp_path, files) == []
-
-
-def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
-    files = {
-        "/usr/lib/sysctl.d/50-a.conf": "vm.dirty_ratio=4\n", "/etc/sysctl.d/x": "", "/null": "",
-    }  # fmt: skip
-    root = host(tmp_path, files)
-    (tmp_path / "etc/sysctl.d/50-a.conf").symlink_to(tmp_path / "null")
-    assert find_conflicting_tools(root) == ()
 
 
 @pytest.mark.parametrize("path, line, setting", [
@@ -433,7 +428,9 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/var/lib/cloud/instance/user-data.txt", "bootcmd:\n- |\n  "),
         ("/var/lib/cloud/instance/user-data.txt", "#!/bin/sh\n"),
         ("/var/lib/cloud/instance/vendor-data.txt", "runcmd:\n - "),
+        ("/var/lib/cloud/instance/user-data.txt", "packages:\n--BOUNDARY\n\n"),
         ("/etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n - "), ("/etc/init.d/tune", ""),
+        ("/etc/sv/tune/run", ""), ("/etc/dinit.d/tune", "command = /sbin/"),
         ("/etc/network/interfaces.d/eth0", " post-up "), ("/etc/systemd/system-sleep/x", ""),
         ("/etc/libvirt/hooks/qemu", ""), ("/etc/systemd/system/a.service", "ExecStopPost="))),
     ("/etc/ufw/sysctl.conf", "vm/dirty_ratio=5", "vm.dirty_ratio=5"),

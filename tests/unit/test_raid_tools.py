@@ -144,6 +144,7 @@ def test_storcli_says_where_how_much_and_how_protected() -> None:
         protection=Protection.OK, learn_s=learn_s(),
         volumes=(Volume(238, mode=BACK), Volume(239, mode=THROUGH)),
     )  # fmt: skip
+    assert storcli.parse([cases.NO_CONTROLLER]) == ()
 
 
 @pytest.mark.parametrize("bits", [0, 1, "NA"])
@@ -169,22 +170,12 @@ def test_storcli_work_is_of_the_volumes_on_those_drives() -> None:
     assert found.volumes[0].works == (ArrayWork("rebuild", 0.37),)
     assert found.volumes[1].works == (ArrayWork("check", 0.08),)
     assert found.works == (ArrayWork("patrol"),)
-
-
-def test_storcli_a_rebuild_without_progress_is_one_all_the_same() -> None:
+    # Without progress; and of a drive in no enclosure.
     (found,) = storcli.parse([cases.storcli_all(drive="Rbld"), "not known", "", "{}"])
-    assert found.volumes[0].works == (ArrayWork("rebuild"),)
-    assert not found.volumes[1].works
-
-
-def test_storcli_finds_a_rebuilt_drive_that_is_in_no_enclosure() -> None:
+    assert [each.works for each in found.volumes] == [(ArrayWork("rebuild"),), ()]
     everything = cases.storcli_all(drive="Rbld").replace('"64:', '" :')
     (found,) = storcli.parse([everything, cases.REBUILD.replace("/e64", "")])
     assert found.volumes[0].works == (ArrayWork("rebuild", 0.37),) and found.works == ()
-
-
-def test_storcli_without_a_controller_says_nothing() -> None:
-    assert storcli.parse([cases.NO_CONTROLLER]) == ()
 
 
 # ---- ssacli ------------------------------------------------------------------
@@ -199,23 +190,19 @@ def test_ssacli_counts_the_part_for_writes() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("status, works", [
-    ("OK", ()), ("Recovering, 23.5% complete", (ArrayWork("rebuild", 0.235),)),
-    ("Ready for Rebuild", ()), ("Transforming, 4% complete", (ArrayWork("migration", 0.04),)),
-    ("Interim Recovery Mode", ()),
+PARITY = "         Parity Initialization "
+PARITY += f"Status: In Progress\n{PARITY}Progress: 12%\n"
+
+
+@pytest.mark.parametrize("status, more, works", [
+    ("OK", "", ()), ("Recovering, 23.5% complete", "", (ArrayWork("rebuild", 0.235),)),
+    ("Ready for Rebuild", "", ()), ("Interim Recovery Mode", "", ()),
+    ("Transforming, 4% complete", "", (ArrayWork("migration", 0.04),)),
+    ("OK", PARITY, (ArrayWork("initialisation", 0.12),)),
 ])  # fmt: skip
-def test_ssacli_work(status: str, works: Tuple[ArrayWork, ...]) -> None:
-    (found,) = ssacli.parse([cases.ssacli(status=status)])
+def test_ssacli_work(status: str, more: str, works: Tuple[ArrayWork, ...]) -> None:
+    (found,) = ssacli.parse([cases.ssacli(status=status, more=more)])
     assert found.volumes[0].works == works
-
-
-def test_ssacli_parity_is_initialised() -> None:
-    more = (
-        "         Parity Initialization Status: In Progress\n"
-        "         Parity Initialization Progress: 12%\n"
-    )
-    (found,) = ssacli.parse([cases.ssacli(more=more)])
-    assert found.volumes[0].works == (ArrayWork("initialisation", 0.12),)
 
 
 def test_ssacli_two_controllers_and_none() -> None:
@@ -260,6 +247,9 @@ def test_megacli_puts_three_answers_together() -> None:
             ),
         ),
     )  # fmt: skip
+    policy = "WriteBack, ReadAhead, Direct, Write Cache OK if Bad BBU"
+    (found,) = megacli.parse([cases.megacli_battery(), cases.megacli_volumes(policy)])
+    assert found.volumes[0].mode is ALWAYS and found.pci is None
 
 
 @pytest.mark.parametrize("policy, default, protection", [
@@ -273,12 +263,6 @@ def test_megacli_misses_no_battery_where_none_is_needed(
     none = "Adapter 0: Get BBU Status Failed.\n"
     (found,) = megacli.parse([none, cases.megacli_volumes(policy, default)])
     assert found.protection is protection
-
-
-def test_megacli_without_a_battery_may_still_keep_writes() -> None:
-    policy = "WriteBack, ReadAhead, Direct, Write Cache OK if Bad BBU"
-    (found,) = megacli.parse([cases.megacli_battery(), cases.megacli_volumes(policy)])
-    assert found.volumes[0].mode is ALWAYS and found.pci is None
 
 
 # ---- the kernel --------------------------------------------------------------

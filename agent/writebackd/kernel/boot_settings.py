@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 from fnmatch import fnmatchcase
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.shell_commands import shell_commands
@@ -22,7 +22,8 @@ _CRON = re.compile(r"\s*(?!\w+\s*=)(?:@\w+|(?:\S+\s+){4}\S+)\s+(?P<command>.*)")
 _SYSTEM_CRON = re.compile(_CRON.pattern.replace("(?P<", r"root\s+(?P<"))
 _ANACRON = re.compile(r"\s*(?!\w+\s*=)(?:\S+\s+){3}(?P<command>.*)")
 _EXEC = re.compile(
-    r"\s*Exec(?:Start(?:Pre|Post)?|StopPost|Condition|Reload)\s*=\s*[-@:+!|]*(?P<command>.*)"
+    r"\s*(?P<key>Exec(?:Start(?:Pre|Post)?|StopPost|Condition|Reload))\s*=\s*[-@:+!|]*"
+    r"(?P<command>.*)"
 )
 _UP = re.compile(r"\s*(?:pre-|post-)?up\s+(?P<command>.*)")
 _LISTED = re.compile(r"\s*(?:-\s+)?(?P<command>(?![\w.]+:(?:\s|$)|#).*)")
@@ -36,6 +37,7 @@ _JOBS = (
     ("/var/lib/cloud/instance", r"(?:user|vendor)-data\.txt", _LISTED),
     ("/etc/cloud/cloud.cfg.d", r".*\.cfg", _LISTED), ("/etc/network/interfaces.d", _PLAIN, _UP),
     ("/etc", r"vzdump\.conf", _WITHIN), ("/etc/acpi/events", _PLAIN, _WITHIN),
+    ("/etc/dinit.d", _PLAIN, _WITHIN),
     # Unraid's; of init scripts those that read sysctl.d are known.
     ("/boot/config", "go", _SHELL), ("/etc/init.d", rf"(?!(?:procps|sysctl)$){_PLAIN}", _SHELL),
     ("/etc/local.d", r"[^.].*\.start", _SHELL),
@@ -174,7 +176,7 @@ def _command_line(files: KernelFiles) -> Iterator[BootSetting]:
         yield BootSetting("command line", "/proc/cmdline:1", f"vm.{each['setting']}", each["value"])
 
 
-def _sysctl(files: KernelFiles) -> "tuple[List[BootSetting], List[BootSetting]]":
+def _sysctl(files: KernelFiles) -> Tuple[List[BootSetting], List[BootSetting]]:
     """Settings that are read at boot, and those that only procps reads."""
     systemd, paths = files.path(_SYSTEMD).is_dir(), _chosen(files, "sysctl.d", ".conf")
     settings = list(_sysctl_lines(files, paths, "sysctl.d"))
@@ -239,26 +241,55 @@ def _rc_local(files: KernelFiles) -> Iterator[BootSetting]:
 
 def _jobs(files: KernelFiles) -> Iterator[BootSetting]:
     names = {name for place in _PLACES for name in files.listdir(f"{place}/{_UNITS}")}
-    paths = dict.fromkeys(_chosen(files, _UNITS, ".service"), _EXEC)
-    for name in sorted(name for name in names if name.endswith(".service.d")):
-        paths.update(dict.fromkeys(_chosen(files, f"{_UNITS}/{name}", ".conf"), _EXEC))
-    for directory, wanted, form in _JOBS:
+    units = {os.path.basename(path): [path] for path in _chosen(files, _UNITS, ".service")}
+    for name in (name for name in names if name.endswith(".service.d")):
+        units.setdefault(name[:-2], []).extend(_chosen(files, f"{_UNITS}/{name}", ".conf"))
+    paths = {path: _EXEC for name in sorted(units) for path in units[name]}
+    cleared = {each for own in units.values() for each in _cleared(files, own)}
+    sv = [(f"/etc/sv/{name}", "run", _SHELL) for name in files.listdir("/etc/sv")]
+    for directory, wanted, form in (*_JOBS, *sv):
         found = [name for name in files.listdir(directory) if re.fullmatch(wanted, name)]
         if directory == "/etc/init.d":  # a unit of the name is run in its place
             found = [name for name in found if f"{name}.service" not in names]
         paths.update((f"{directory}/{name}", form) for name in found)
     yield from _sysctl_lines(files, ["/etc/ufw/sysctl.conf"], "job")
     once: Set[str] = set()  # what many lines run
-    for path in {_real(files, path): path for path in paths}.values():  # some are links
+    for real, path in {_real(files, path): path for path in paths}.items():  # some are links
         if "/spool/" in path and not _is_ours(files, path):  # a user's, who may not set them
             continue
-        matches = ((number, paths[path].fullmatch(line)) for number, line in _lines(files, path))
-        lines = [(number, match["command"]) for number, match in matches if match]
+        text = _lines(files, path) if paths[path] is not _LISTED else _cloud_commands(files, path)
+        matches = ((number, paths[path].fullmatch(line)) for number, line in text)
+        lines = [(number, match["command"]) for number, match in matches
+                 if match and (real, number) not in cleared]  # fmt: skip
         if paths[path] is _LISTED:
             lines = [(number, re.sub(r"^[\"']|[\"']$|[][,]", " ", line)) for number, line in lines]
         for each in commands(files, lines, "job", path, once):
             if is_accepted(each.setting or "", each.value):
                 yield each
+
+
+def _cleared(files: KernelFiles, paths: Sequence[str]) -> Set[Tuple[str, int]]:
+    """Commands of a unit and its drop-ins that an empty assignment behind them takes back."""
+    before: Dict[str, Set[Tuple[str, int]]] = {}
+    cleared: Set[Tuple[str, int]] = set()
+    for path in paths:
+        for number, line in _lines(files, path):
+            match = _EXEC.fullmatch(line)
+            if match and match["command"]:
+                before.setdefault(match["key"], set()).add((_real(files, path), number))
+            elif match:
+                cleared |= before.pop(match["key"], set())
+    return cleared
+
+
+def _cloud_commands(files: KernelFiles, path: str) -> Iterator[Tuple[int, str]]:
+    """Lines of a script, or of cloud-config those that are run: not files that it writes."""
+    key = ""
+    for number, line in _lines(files, path):
+        begins = re.match(r"(\w+):(?=\s|$)|--", line)  # the second: a part of MIME
+        key = begins[1] or "" if begins else key
+        if key in ("", "bootcmd", "runcmd"):
+            yield number, line
 
 
 def _is_ours(files: KernelFiles, path: str) -> bool:
@@ -268,7 +299,7 @@ def _is_ours(files: KernelFiles, path: str) -> bool:
 
 
 def commands(
-    files: KernelFiles, lines: Iterable["tuple[int, str]"], source: str, path: str,
+    files: KernelFiles, lines: Iterable[Tuple[int, str]], source: str, path: str,
     once: Optional[Set[str]] = None, depth: int = 0,
 ) -> Iterator[BootSetting]:
     """The settings of numbered lines of shell, and of the scripts that they run, in order.
@@ -282,8 +313,9 @@ def commands(
         says = program in ("echo", "printf")
         for setting in filter(None, (_setting(os.path.join(here, each)) for each in targets)):
             yield BootSetting(source, place, setting, words[-1].replace("\\n", "") if says else "?")
-        if program == "cd" and words[1:] and words[1][:1] == "/":
-            here = words[1]
+        if program in ("cd", "pushd", "popd"):
+            to = next((word for word in words[1:] if word[:1] != "-"), "")
+            here = os.path.normpath(os.path.join(here, to)) if to else ""
         elif program == "sysctl":
             yield from _sysctl_command(files, words[1:], source, place)
         elif not says and depth < _DEEPEST:
@@ -416,7 +448,7 @@ def _chosen(
     return [chosen[name] for name in sorted(chosen)]
 
 
-def _lines(files: KernelFiles, path: str) -> Iterator["tuple[int, str]"]:
+def _lines(files: KernelFiles, path: str) -> Iterator[Tuple[int, str]]:
     """Lines without comments, each with those that a backslash at its end adds to it."""
     first, whole = 0, ""
     for number, line in enumerate((text_of(files, path) or "").split("\n"), 1):

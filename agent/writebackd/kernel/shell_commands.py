@@ -11,16 +11,19 @@ from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence
 _LONGEST = 4096  # of a line; a regular expression must not keep a tick waiting
 _PUNCTUATION = ";&|()<>"
 _COMMENT = re.compile(r"(?:^|\s)#.*")
-# Where standard error goes, and copies of descriptors.
-_NOT_OUTPUT = re.compile(r"(?<=\s)(?:2>>?|&>>?)\s*[^\s;&|()]+|\b[0-9]?>&[0-9-]")
+# Where other descriptors go, as in 10>FILE, and copies of them; the 1 of 1>FILE.
+_NOT_OUTPUT = re.compile(
+    r"(?<=\s)(?:(?!1>)[0-9]+>>?|&>>?)\s*[^\s;&|()]+|\b[0-9]?>&[0-9-]|(?<=\s)1(?=>)"
+)
 # One word each, and their punctuation is none of the command's.
 _SUBSTITUTION = re.compile(r"\$\(\(.{0,200}?\)\)|\$\([^()]{0,200}\)|`[^`]{0,200}`")
 _HIDDEN = {ord(char): 0xE000 + n for n, char in enumerate(_PUNCTUATION + " ")}
 _SHOWN = {hidden: char for char, hidden in _HIDDEN.items()}
 _OPENS, _CLOSES = ("if", "case", "do", "{"), ("fi", "esac", "done", "}")
 # Options of these have values of any form; what they start is a path or one of _STARTED.
-_WITH_VALUES = ("busybox", "chronic", "doas", "eval", "flock", "numactl", "runuser", "setarch",
-                "stdbuf", "systemd-cat", "systemd-run", "taskset", "watch", "xargs")  # fmt: skip
+_WITH_VALUES = ("busybox", "chronic", "docker", "doas", "eval", "flock", "nsenter", "numactl",
+                "podman", "runuser", "setarch", "stdbuf", "systemd-cat", "systemd-run", "taskset",
+                "watch", "xargs")  # fmt: skip
 _STARTS = ("then", "else", "elif", "while", "until", "!", "time", "sudo", "nice", "ionice", "env",
            "timeout", "nohup", "setsid", "chrt", "command", "exec", *_WITH_VALUES)  # fmt: skip
 _STARTED = ("sysctl", "echo", "printf", "tee", "dd", "sh", "bash", "dash", "su")
