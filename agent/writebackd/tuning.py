@@ -112,7 +112,8 @@ LETS_IN_S = 24e-3
 # the commits that it costs.  A destage sweep of an array takes the media for 2 to 3 s of every 9,
 # so CYCLE_S must span one.
 # So do commits that sleep in write() for more than LEAST of their time: under 1 MB two threads
-# slept 87 to 92 % and four 94 to 98 %; one slept 57 % and was better off there.
+# slept 87 to 92 % and four 94 to 98 %; one slept 57 % and was better off there.  Of four on one
+# file one slept 97 % of all time, and the others waited for its lock, which is not seen.
 LEAST, CYCLE_S = 0.8, 10.0
 # Seconds.  How long a flood is remembered where only its end could show that it is over: on devices
 # whose fsync is not visible, and for small cgroups.  Twice that for device limits, because

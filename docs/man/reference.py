@@ -39,9 +39,8 @@ _CONSTANTS = """\
 None of these is a policy key: they follow from how kernels and disks behave, not from what a site
 wants. R is the drain rate: the bytes per second that the media write of a flood. A cache is full
 while syncs wait for the media, also where there is no cache. The score is the share of the best
-fixed limit in hindsight on simulated hosts; differences below 0.02 are chance. It is listed at
-half and double each constant in
-[research/2026-11-law.md](../research/2026-11-law.md#half-and-double-of-each-constant).
+fixed limit in hindsight on simulated hosts; differences below 0.02 are chance.
+`python -m tests.sim drawn constants` prints it at half and double of each constant.
 """
 _TOPIC = re.compile(r"# ---- (.*) ----")
 _VALUE = re.compile(r"([A-Z][A-Z_, ]*) = (.*)")

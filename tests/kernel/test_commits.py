@@ -135,9 +135,8 @@ def test_a_commit_is_the_sync_and_the_sleep_before_it(
     assert seen.count == seen.latency.total == seen.commits.total == measured["commits"]
     assert seen.throttled_s > 0.1
     # The last write's sleep is followed by a sync, too.
-    # The probe counts the sleeps that the kernel plans.  A write waits for the journal and for
-    # memory as well, and on a busy host a planned sleep lasts longer: 0.41 to 0.96 were seen.
-    assert 0.3 * measured["asleep"] < seen.throttled_s < 1.1 * measured["asleep"]
+    # A write waits for the journal and for memory as well: 0.97 to 1.03 were seen.
+    assert 0.7 * measured["asleep"] < seen.throttled_s < 1.15 * measured["asleep"]
     assert seen.commits.total_s() == pytest.approx(
         seen.latency.total_s() + seen.throttled_s, rel=0.13
     )

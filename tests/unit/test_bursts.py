@@ -352,3 +352,10 @@ def test_a_stream_that_nothing_holds_is_no_flood_to_stay_ready_for() -> None:
     host = loaded()
     host.run(RELEASED_S, 38 * MB, evenly=True)
     assert not host.limited, host.reason
+
+
+def test_a_flood_that_a_cache_takes_is_one_while_nobody_knows_what_the_disk_drains() -> None:
+    host = Host()
+    host.run(5, syncs=50)
+    host.run(20, 38 * MB, evenly=True)
+    assert host.limited, host.reason

@@ -216,6 +216,7 @@ def originals_are_known_before_the_first_write(bench: Bench) -> None:
         assert ledger is not None, "written, and nobody knows what it was"
         assert ledger.originals == bench.found and (PIN, PIN // 2) in ledger.written
 
+
 def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
     files, path = FakeLevers(), bench.tmp / "levers.json"
     actuator, seen = started(files, path), on_record(files, path)

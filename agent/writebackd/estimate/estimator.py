@@ -140,7 +140,10 @@ def _estimate_device(tick: _Tick, row: _Row) -> Tuple[Estimate, DeviceMemory]:
     )
     if pressing and not goes_on:
         began = now_s
-    lasting = pressing and now_s - began >= BURST_S
+    # What a cache with room takes faster than the disk drains fills it soon.
+    lasting = (pressing and now_s - began >= BURST_S) or (
+        flooded and writes.background_rate > (memory.drain_rate or 0.0)
+    )
     bounds, objective = tick.policy.of(seen.device), tick.policy.objective
     recent_syncs, last_demand, sync_rate, demand = demand_of(
         sync, memory, now_s, dt_s, objective.min_sync_rate, objective.demand_hold_s,

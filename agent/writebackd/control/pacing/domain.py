@@ -21,7 +21,7 @@ from writebackd.types.core_memory import Memory, PaceMemory
 from writebackd.types.decision import DeviceDecision, Rule
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
-from writebackd.types.samples import DeviceSample, HostInfo
+from writebackd.types.samples import DeviceSample, HostInfo, IoClass
 
 # Seconds without pacing after commits waited for the paced, or it could not be set.
 BARRED_S = 600.0
@@ -330,8 +330,8 @@ class PaceTick:
             return None
         longest_s, mean_s = max(latency.quantile(1.0) or 0.0, oldest_s), latency.mean() or 0.0
         # Behind a full cache they wait for a place in the device's queue, before they count there.
-        classes = (seen.classes or {}).values()
-        if max(each.latency.quantile(1.0) or 0.0 for each in classes) >= longest_s / 2:
+        flushed = (seen.classes or {}).get(IoClass.BACKGROUND_WRITE)
+        if flushed is not None and (flushed.latency.quantile(1.0) or 0.0) >= longest_s / 2:
             return None
         if longest_s > most_s:
             return f"a sync waited {formats.latency(longest_s)}"
