@@ -328,6 +328,7 @@ def test_what_a_command_runs_or_loads_counts(
     ("pushd /proc/sys/vm; popd; echo 5 >dirty_ratio", None),
     ("echo 5 1> /proc/sys/vm/dirty_ratio", 1), ("echo 5>/proc/sys/vm/dirty_ratio", None),
     (f"nsenter -t 1 -m -- {SET}", 1), (f"docker run x {SET}", 1),
+    (f"sh -c '{SET} 2>/dev/null'", 1), (f"bash -c '{SET} 2>\"a b\" && x'", 1),
     ("A=$A:x; for x in $x; do $x $A; done\n$(which x) y\n/opt/$(x y)/z", None),
     (f"sysctl -p - <<E\nvm.dirty_ratio = 5\nE\n{SET[:6]}", 2),
     ("echo vm.dirty_ratio=5 | xargs sysctl -w", 1), ("echo vm.dirty_ratio=5 | sysctl -p -", 1),
@@ -426,7 +427,7 @@ def test_who_may_not_set_them_is_not_named(
     ("/etc/rc.local", "A=5\nA=6\nsysctl vm.dirty_ratio=$A", "vm.dirty_ratio=$A"),
     *((path, f"{before}sysctl -w vm.dirty_ratio=5", "vm.dirty_ratio=5") for path, before in (
         ("/var/lib/cloud/instance/user-data.txt", "bootcmd:\n- |\n  "),
-        ("/var/lib/cloud/instance/user-data.txt", "#!/bin/sh\n"),
+        ("/var/lib/cloud/instance/user-data.txt", "#!/bin/sh\ncat >x <<E\nnetwork:\nE\n"),
         ("/var/lib/cloud/instance/vendor-data.txt", "runcmd:\n - "),
         ("/var/lib/cloud/instance/user-data.txt", "packages:\n--BOUNDARY\n\n"),
         ("/etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n - "), ("/etc/init.d/tune", ""),

@@ -639,23 +639,27 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_tries_again_in_ten_minu
 
 
 class Stalled(PacedPlant):
-    """The flusher's writes take as long as `write_s`."""
+    """Requests of a class, the flusher's writes, take as long as `write_s`."""
 
-    write_s = 0.0
+    kind, write_s = IoClass.BACKGROUND_WRITE, 0.0
 
     def _sample(self) -> Sample:
         sample = super()._sample()
-        (seen,), kind = sample.devices, IoClass.BACKGROUND_WRITE
-        flushed = replace((seen.classes or {})[kind], latency=latencies(self.write_s, 9))
-        classes = {**(seen.classes or {}), kind: flushed}
+        (seen,) = sample.devices
+        flushed = replace(
+            (seen.classes or {})[IoClass.BACKGROUND_WRITE], latency=latencies(self.write_s, 9)
+        )
+        classes = {**(seen.classes or {}), self.kind: flushed}
         return replace(sample, devices=(replace(seen, classes=classes),))
 
 
 @pytest.mark.parametrize("write_s,held", [(0.2, False), (0.5, True)])
-def test_a_sync_that_waits_as_long_as_the_flusher_does_waits_for_the_disk(
-    write_s: float, held: bool
+@pytest.mark.parametrize("kind", [IoClass.BACKGROUND_WRITE, IoClass.FLUSH])
+def test_a_sync_that_waits_as_long_as_flusher_or_flush_waits_for_the_disk(
+    kind: IoClass, write_s: float, held: bool
 ) -> None:
     host = Stalled(policy=policy())
+    host.kind = kind
     host.calm()
     host.run_s(30.0)
     assert host.paced

@@ -8,11 +8,11 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
 1. R known: what drains in `allowed-delay`, 16 ms, from a flood's first second; in five unloaded
    commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
-   back towards it.  Twice that where commits spend 0.8 of their time, and half where one is always
-   there, in write() for three seconds, and not back before it is half of that.  Twice that also
-   where R may be more: while the cache has had room for ten seconds, and for five to test R, ten
-   seconds of flood after it was learned or such a test brought an eighth more, a minute after one
-   in vain.
+   back towards it.  Twice that where commits sleep in write() for three seconds for 0.8 of their
+   time, or for half of it and together 0.8 of all time, and not back before it is half of that.
+   Twice that also where R may be more: while the cache has had room for ten seconds, and for five
+   to test R, ten seconds of flood after it was learned or such a test brought an eighth more, a
+   minute after one in vain.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not

@@ -284,11 +284,11 @@ def _cleared(files: KernelFiles, paths: Sequence[str]) -> Set[Tuple[str, int]]:
 
 def _cloud_commands(files: KernelFiles, path: str) -> Iterator[Tuple[int, str]]:
     """Lines of a script, or of cloud-config those that are run: not files that it writes."""
-    key = ""
+    key, is_script = "", "\n#!" in "\n" + (text_of(files, path) or "")
     for number, line in _lines(files, path):
         begins = re.match(r"(\w+):(?=\s|$)|--", line)  # the second: a part of MIME
         key = begins[1] or "" if begins else key
-        if key in ("", "bootcmd", "runcmd"):
+        if is_script or key in ("", "bootcmd", "runcmd"):
             yield number, line
 
 

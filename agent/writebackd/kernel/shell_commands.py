@@ -13,7 +13,8 @@ _PUNCTUATION = ";&|()<>"
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 # Where other descriptors go, as in 10>FILE, and copies of them; the 1 of 1>FILE.
 _NOT_OUTPUT = re.compile(
-    r"(?<=\s)(?:(?!1>)[0-9]+>>?|&>>?)\s*[^\s;&|()]+|\b[0-9]?>&[0-9-]|(?<=\s)1(?=>)"
+    r"(?<=\s)(?:(?!1>)[0-9]+>>?|&>>?)\s*(?:\"[^\"]*\"|'[^']*'|[^\s;&|()'\"]+)"
+    r"|\b[0-9]?>&[0-9-]|(?<=\s)1(?=>)"
 )
 # One word each, and their punctuation is none of the command's.
 _SUBSTITUTION = re.compile(r"\$\(\(.{0,200}?\)\)|\$\([^()]{0,200}\)|`[^`]{0,200}`")

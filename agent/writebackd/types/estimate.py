@@ -36,7 +36,7 @@ class Estimate:
     baseline_s: Optional[float]  # unloaded p50 of an fsync
     slow_share: Optional[float]  # share of sync time in slow syncs: high if the cache is full
     inflight: int
-    lasting: bool = True  # flooded for longer than a burst
+    lasting: bool = True  # flooded for longer than a burst, or above R
     # Commits: a sync and what its caller slept in write() before it.  Where that sleep is not
     # visible these are the times of the syncs alone, and the share is None.
     commit_total_s: float = 0.0  # their times together

@@ -330,8 +330,9 @@ class PaceTick:
             return None
         longest_s, mean_s = max(latency.quantile(1.0) or 0.0, oldest_s), latency.mean() or 0.0
         # Behind a full cache they wait for a place in the device's queue, before they count there.
-        flushed = (seen.classes or {}).get(IoClass.BACKGROUND_WRITE)
-        if flushed is not None and (flushed.latency.quantile(1.0) or 0.0) >= longest_s / 2:
+        queued = [each.latency.quantile(1.0) or 0.0 for name, each in (seen.classes or {}).items()
+                  if name in (IoClass.BACKGROUND_WRITE, IoClass.FLUSH)]
+        if max(queued, default=0.0) >= longest_s / 2:
             return None
         if longest_s > most_s:
             return f"a sync waited {formats.latency(longest_s)}"
