@@ -9,7 +9,7 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Twice that where commits sleep in write() for three seconds for 0.8 of their
-   time, or for half of it and together 0.8 of all time, and not back before it is half of that.
+   time, or for half of it and together 0.8 of all time, and not back before it is a third of that.
    Twice that also where R may be more: while the cache has had room for ten seconds, and for five
    to test R, ten seconds of flood after it was learned or such a test brought an eighth more, a
    minute after one in vain.
@@ -114,7 +114,7 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
         stretch = SEEK
     elif share < LEAST:
         stretch = min(SEEK, stretch * LEAST / max(share, 0.5))
-    elif share > (LEAST + FELL) / 2 and slept_s <= most_s / 2:
+    elif share > (LEAST + FELL) / 2 and slept_s <= most_s / 3:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0,) * 4)
 
