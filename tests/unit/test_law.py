@@ -170,9 +170,9 @@ def under_commits(shares: List[float], commits_s: float = 0.5, **law: object) ->
 def test_where_commits_sleep_in_write_most_of_the_time_it_is_twice_as_large() -> None:
     assert under_commits([0.85, 0.85, 0.85]) == pytest.approx([4.096, 4.096, 8.192])
     assert under_commits([0.75] * 20) == pytest.approx([4.096] * 20)
-    # So it stays until they sleep for less than a third of that.
-    assert under_commits([0.3] * 20, stretch=2.0)[-1] == pytest.approx(8.192)
-    assert under_commits([0.25] * 20, stretch=2.0)[-1] == pytest.approx(5.243, rel=1e-3)
+    # So it stays until they sleep for less than half of that.
+    assert under_commits([0.45] * 20, stretch=2.0)[-1] == pytest.approx(8.192)
+    assert under_commits([0.35] * 20, stretch=2.0)[-1] == pytest.approx(5.243, rel=1e-3)
 
 
 def test_so_it_is_where_one_of_them_sleeps_nearly_always_while_others_wait_for_its_file() -> None:

@@ -9,10 +9,10 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
    commits where those take longer: the disk seeks.  With room in the cache, of what it takes.
 2. The flood gets less than 0.8 R over ten seconds: up to twice that, in proportion; above 0.85 R
    back towards it.  Twice that where commits sleep in write() for three seconds for 0.8 of their
-   time, or for half of it and together 0.8 of all time, and not back before it is a third of that.
-   Twice that also where R may be more: while the cache has had room for ten seconds, and for five
-   to test R, ten seconds of flood after it was learned or such a test brought an eighth more, a
-   minute after one in vain.
+   time, or for half of it and together 0.8 of all time; and not back before it is half of that, of
+   N threads an Nth of half.  Twice that also where R may be more: while the cache has had room for
+   ten seconds, and for five to test R, ten seconds of flood after it was learned or such a test
+   brought an eighth more, a minute after one in vain.
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
@@ -105,7 +105,8 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
     law = _tried(law, e, dt_s)
     seconds, written, slept_s, commits_s = law.tried
     # Who sleeps in write() has its file's lock: that the others wait for it is not seen.
-    most_s = max(LEAST * min(commits_s, seconds), commits_s / 2)
+    threads = max(1.0, commits_s / seconds)
+    most_s = max(LEAST / threads, 0.5) * commits_s
     asleep = slept_s > most_s
     if seconds < (SHOWN_S if asleep else CYCLE_S):
         return law
@@ -114,7 +115,7 @@ def _stretched(law: LawMemory, e: Estimate, r: float, dt_s: float) -> LawMemory:
         stretch = SEEK
     elif share < LEAST:
         stretch = min(SEEK, stretch * LEAST / max(share, 0.5))
-    elif share > (LEAST + FELL) / 2 and slept_s <= most_s / 3:
+    elif share > (LEAST + FELL) / 2 and slept_s <= most_s / 2 / threads:
         stretch = max(1.0, stretch * LEAST)
     return replace(law, stretch=stretch, tried=(0.0,) * 4)
 
