@@ -8,7 +8,7 @@ for what the disk drains they brought 1.7 GB/s down to 23 MB/s, and the limit to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import pytest
 
@@ -354,8 +354,13 @@ def test_a_stream_that_nothing_holds_is_no_flood_to_stay_ready_for() -> None:
     assert not host.limited, host.reason
 
 
-def test_a_flood_that_a_cache_takes_is_one_while_nobody_knows_what_the_disk_drains() -> None:
+@pytest.mark.parametrize("drain_mb,held", [(None, True), (30, True), (50, False)])
+def test_what_a_cache_takes_is_a_flood_unless_the_disk_drains_it(
+    drain_mb: Optional[int], held: bool
+) -> None:
     host = Host()
     host.run(5, syncs=50)
+    known = replace(host.memory.devices[DISK.name], drain_rate=drain_mb and drain_mb * MB)
+    host.memory = replace(host.memory, devices={DISK.name: known})
     host.run(20, 38 * MB, evenly=True)
-    assert host.limited, host.reason
+    assert host.limited is held, host.reason
