@@ -8,7 +8,7 @@ from typing import Any, Optional, Tuple
 from writebackd.control import reasons
 from writebackd.control.law import Bounds, follow
 from writebackd.control.pace_law import follow_pace
-from writebackd.estimate.drain import is_shown, lets_in, shown
+from writebackd.estimate.drain import lets_in, shown, shows_first
 from writebackd.estimate.estimator import objective_s
 from writebackd.estimate.limit_shares import is_in_force
 from writebackd.estimate.sync_demand import held_s
@@ -91,7 +91,7 @@ def decide_device(
         if estimate.drain_rate is None:
             before = memory.law.limit_bytes or 0.0
             raised = (law.limit_bytes or 0.0) > PAYS * before
-            if own_limit and lets_in(d, before) and is_shown(d, dt_s):
+            if own_limit and lets_in(d, before) and shows_first(d, dt_s):
                 memory = shown(memory)
             elif raised:  # what came may have been held by the smaller one
                 memory = replace(memory, drain=replace(d, full_ticks=()))

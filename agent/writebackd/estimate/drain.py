@@ -187,11 +187,13 @@ def update_drain(
     mark = MARK if pace is None else MARK_PACED
     d = _looked(writes, sample.sync, memory, own, r is None, no_room, mark, dt_s)
     memory = with_first_flood(memory, writes.rate, dt_s)
+    if r is not None:
+        d, r = _since_full(d, r, writes.background_rate, dt_s)
+        memory = replace(memory, drain_rate=r)
     if not own:
         return _under_limit_as_found(memory, d, writes.background_rate, limit_bytes, dt_s)
     if r is None:
         return replace(memory, drain=d)
-    d, r = _since_full(d, r, writes.background_rate, dt_s)
     tells = what_it_tells(writes, d, memory.law.limit_bytes or 0.0, pace)
     lost_s = d.lost_s * max(0.0, 1.0 - dt_s / PRICE_S)
     if writes.held_back and (pace is not None or tells is Tells.MEDIA):
@@ -226,7 +228,7 @@ def _looked(
     ticks = d.full_ticks if queued or (full and not (own and d.room_s)) else ()
     # In its first second the cache still takes some; and a writer's own rate is not the disk's.
     if queued or (full and full_s > 1.0 and (writes.held_back or writes.queued)):
-        ticks = (*ticks, rate)[-_shown_ticks(dt_s):]
+        ticks = _with_tick(ticks, rate, own and unknown, dt_s)
     return replace(
         d,
         rate=d.rate + (rate - d.rate) * weight,
@@ -236,6 +238,15 @@ def _looked(
         room_s=room_s,
         full_ticks=ticks,
     )
+
+
+def _with_tick(
+    ticks: Tuple[float, ...], rate: float, sought: bool, dt_s: float
+) -> Tuple[float, ...]:
+    if not sought:
+        return (*ticks, rate)[-_shown_ticks(dt_s):]
+    above = [tick for tick in ticks if tick >= DEEP * rate]  # the others were of a sweep
+    return (*above, rate)[-_shown_ticks(DEEP * dt_s):]
 
 
 def _since_full(d: Drain, r: float, rate: float, dt_s: float) -> Tuple[Drain, float]:
@@ -294,6 +305,17 @@ def _under_limit_as_found(
 def is_shown(d: Drain, dt_s: float) -> bool:
     """Whether the cache has been full long enough to show R."""
     return len(d.full_ticks) >= _shown_ticks(dt_s)
+
+
+def shows_first(d: Drain, dt_s: float) -> bool:
+    """Whether the cache has been full long enough to show an R that is not known yet.
+
+    A rate that fell to less than DEEP of itself may be a sweep's, and has to last.
+    """
+    if not is_shown(d, dt_s):
+        return False
+    fell = min(d.full_ticks) < DEEP * max(d.full_ticks)
+    return not fell or is_shown(d, DEEP * dt_s)
 
 
 def _shown_ticks(dt_s: float) -> int:
