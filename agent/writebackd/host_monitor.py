@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import threading
 from dataclasses import replace
+from math import inf
 from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 from writebackd.alerts.alert_types import AlertName
+from writebackd.kernel.child_process import ChildError, Job, Run
 from writebackd.kernel.conflicting_tools import (
     ConflictingTool,
     ConflictMonitor,
@@ -207,22 +208,24 @@ class Reprobe:
         self._open = open_again
         self._devices = devices
         self._tried: Set[str] = set()  # filesystems that the probe was opened anew for
-        self._thread: Optional[threading.Thread] = None
-        self._renewed: Optional[Probe] = None  # by the thread
+        self._job: Optional[Job] = None
+        self._renewed: Optional[Probe] = None  # by the job
 
     def better(self, probe: Probe, devices: Sequence[Device]) -> Probe:
         """The same probe, or a better one, while `probe` is being closed. Never waits.
 
         Call it before reading a tick: the old probe reads that tick, the new one all later ones.
         """
-        if self._thread is not None:
-            if not self._thread.is_alive():
-                self._thread = None
+        if self._job is not None:
+            if not self._job.busy:
+                failure, self._job = self._job.failure(), None
+                if failure is not None:
+                    log.error("probe not reopened: %s", failure)
                 self._begin_after(probe)
             return probe
         if self._renewed is not None:
             renewed, self._renewed = self._renewed, None
-            _start(probe.close)
+            Job(lambda _: probe.close(), inf, "probe")
             return renewed
         if devices is self._devices:
             return probe
@@ -232,19 +235,19 @@ class Reprobe:
         if not probe.covers(sorted(types - self._tried)):
             self._tried |= types  # what is refused now will be refused again
             log.info("reopening the probe for %s", ", ".join(sorted(types)))
-            self._thread = _start(self._open_again)
+            self._job = Job(self._open_again, inf, "probe")
         return probe
 
     def join(self, timeout_s: float) -> None:
         """Wait until the probe being opened is open, or the time is over."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._job is not None:
+            self._job.wait(timeout_s)
 
-    def _open_again(self) -> None:
+    def _open_again(self, _: Run) -> None:
         try:
             self._renewed = self._open()
-        except (OSError, BpfError) as error:
-            log.error("probe not reopened: %s", error)
+        except BpfError as error:
+            raise ChildError(str(error)) from None
 
     def _begin_after(self, probe: Probe) -> None:
         """Discard what the new probe has read so far, except the stuck syncs of `probe`."""
@@ -258,13 +261,3 @@ class Reprobe:
             renewed.read()
         except BpfError as error:
             log.warning("the probe opened again may miss stuck syncs, or count twice: %s", error)
-
-
-def _start(work: Callable[[], None]) -> Optional[threading.Thread]:
-    thread = threading.Thread(target=work, name="probe", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # TasksMax= of the unit
-        log.error("no thread for the probe: %s", error)
-        return None
-    return thread
