@@ -266,8 +266,8 @@ class Commands:
             for lever, ours, current in self.actuator.levers.differing()
         ]
         held = self.actuator.levers.held(vm.threshold_bytes)
-        page_size, foreign = snapshot.sample.host.page_size, snapshot.sample.foreign
-        return verify_json(vm, page_size, written, foreign, memory.yielded, held, differing)
+        foreign = snapshot.sample.foreign
+        return verify_json(vm, written, foreign, memory.yielded, held, differing)
 
     def _mode(self, args: Dict[str, Any], uid: int) -> answers.ModeAnswer:
         try:

@@ -79,7 +79,7 @@ class FakeDaemon(Served):
             "metrics": lambda: metrics_answer(shown, args["format"]),
             "alerts": lambda: alert_answer(shown, text_argument(args, "device")),
             "top": lambda: top_json(shown),
-            "verify": lambda: verify_json(state, 4096, self.written),
+            "verify": lambda: verify_json(state, self.written),
             "mode": lambda: {
                 "mode": Mode(args["mode"]).value, "good": True, "lines": ["dirty_ratio=20 (was 0)"],
             },

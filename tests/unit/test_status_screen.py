@@ -337,7 +337,7 @@ DIFFERING = (
 def test_verify_screen(
     written: Optional[Tuple[int, int]], more: Dict[str, Any], text: str
 ) -> None:
-    answer = verify_json(samples.vm(8 << 20, 2 << 20, 0), 4096, written, **more)
+    answer = verify_json(samples.vm(8 << 20, 2 << 20, 0), written, **more)
     assert_valid(answer, "verify")
     assert " ".join(render_verify(answer).split()) == text
 

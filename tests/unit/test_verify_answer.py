@@ -43,7 +43,7 @@ BOTH = (4 * MIB, 2 * MIB)  # as they were written
     (vm_state(STANDING, 4 * MIB, 3 * MIB), BOTH, ["nr_dirty_background_threshold"]),
 ])  # fmt: skip
 def test_verify(state: VmState, written: Optional[Tuple[int, int]], files: "list[str]") -> None:
-    answer = verify_json(state, PAGE, written)
+    answer = verify_json(state, written)
     assert_valid(answer, "verify")
     assert [re.split("[/ ]", row["file"])[-1] for row in answer["differences"]] == files
     assert answer["good"] is (not files)
@@ -54,10 +54,10 @@ def test_verify_names_the_writer_and_reports_a_yield() -> None:
     foreign = (
         ForeignWrite("dirty_bytes", str(8 * MIB), 733, "tuned", 9, "/t.service", "tuned -l"),
     )
-    answer = verify_json(state, PAGE, BOTH, foreign)
+    answer = verify_json(state, BOTH, foreign)
     assert_valid(answer, "verify")
     text = render_verify(answer, 200)
     assert "; set by tuned (pid 733, cgroup /t.service, command line: tuned -l)" in text
-    answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
+    answer = verify_json(state, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
     assert answer["good"] is False
     assert_valid(answer, "verify")

@@ -9,7 +9,7 @@ refuse 0, so the ratio form is restored by writing the ratio (mm/page-writeback.
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import formats
 from writebackd.kernel.files import KernelFiles
@@ -21,6 +21,7 @@ LEVERS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_backgro
 
 _SYSCTL = "/proc/sys/vm/"
 _VMSTAT = "/proc/vmstat"
+_THRESHOLDS = ("nr_dirty_threshold", "nr_dirty_background_threshold")
 _DIRTYABLE = ("nr_free_pages", "nr_inactive_file", "nr_active_file")
 # NR_CPUS is 8192 at most (arch/x86/Kconfig); the limit's floor grows with them.
 _MOST_CPUS = 8192
@@ -127,8 +128,8 @@ def read_state(files: KernelFiles) -> VmState:
         limits=limits,
         dirty_bytes=_counter(counters, "nr_dirty") * page,
         writeback_bytes=_counter(counters, "nr_writeback") * page,
-        threshold_bytes=_counter(counters, "nr_dirty_threshold") * page,
-        background_threshold_bytes=_counter(counters, "nr_dirty_background_threshold") * page,
+        threshold_bytes=_counter(counters, _THRESHOLDS[0]) * page,
+        background_threshold_bytes=_counter(counters, _THRESHOLDS[1]) * page,
         dirtyable_bytes=dirtyable,
     )
 
@@ -144,21 +145,30 @@ def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> T
     return limit, background if background < limit else limit // 2
 
 
-def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
-    """How the thresholds in force differ from the two limits; None if they match.
+def wrong_thresholds(
+    limit_bytes: int, background_bytes: int, state: VmState
+) -> List[Tuple[Pair, str, int, int]]:
+    """Thresholds in force that differ from the two limits by more than a page.
 
-    A difference of one page is accepted.  The sysctl files prove nothing: they read
-    back what was written even if the kernel uses something else.
+    Each with its name in /proc/vmstat, what it should be and what it is, in bytes.  The sysctl
+    files prove nothing: they read back what was written even if the kernel uses something else.
     """
     page = page_size()
     expected = expected_thresholds(limit_bytes, background_bytes, page)
-    in_force = (state.threshold_bytes // page, state.background_threshold_bytes // page)
+    in_force = (state.threshold_bytes, state.background_threshold_bytes)
+    return [
+        (pair, name, should * page, has)
+        for pair, name, should, has in zip(PAIRS, _THRESHOLDS, expected, in_force)
+        if abs(has - should * page) > page
+    ]
+
+
+def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
+    """How the thresholds in force differ from the two limits; None if they match."""
+    page = page_size()
     wrong = [
-        f"{name} is {has} pages instead of {should}"
-        for name, has, should in zip(
-            ("nr_dirty_threshold", "nr_dirty_background_threshold"), in_force, expected
-        )
-        if abs(has - should) > 1
+        f"{name} is {has // page} pages instead of {should // page}"
+        for _, name, should, has in wrong_thresholds(limit_bytes, background_bytes, state)
     ]
     return f"{_VMSTAT}: {', '.join(wrong)}" if wrong else None
 

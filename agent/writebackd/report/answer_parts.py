@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from writebackd.kernel.vm import PAIRS, wrong_thresholds
 from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.types.codec import pack
 from writebackd.types.levers import ForeignWrite, HeldLever
@@ -67,12 +68,10 @@ def trial_json(snapshot: Snapshot) -> Optional[answers.TrialState]:
 LeverDifference = Tuple[str, str, str, str]
 # The same, with numbers; None: no limit.
 _Row = Tuple[str, str, Optional[int], Optional[int]]
-_PAIR = ("dirty_bytes", "dirty_background_bytes")
 
 
 def verify_json(
     vm: VmState,
-    page_size: int,
     written: Optional[Tuple[int, int]],
     foreign: Sequence[ForeignWrite] = (),
     yielded: Optional[str] = None,
@@ -88,7 +87,7 @@ def verify_json(
     writers = {each.lever: each for each in foreign}
     differences: List[answers.Difference] = []
     for lever, file, expected, current in (
-        *(_differences(vm, page_size, written) if written is not None else ()),
+        *(_differences(vm, written) if written is not None else ()),
         # `max` is no limit.
         *(
             (name, file, *(int(text) if text.isdigit() else None for text in texts))
@@ -112,23 +111,12 @@ def verify_json(
     }
 
 
-def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[_Row]:
-    limit, background = written
-    in_files = (vm.limits.dirty_bytes, vm.limits.dirty_background_bytes)
+def _differences(vm: VmState, written: Tuple[int, int]) -> List[_Row]:
     rows: List[_Row] = [
-        (lever, f"/proc/sys/vm/{lever}", expected, current)
-        for lever, expected, current in zip(_PAIR, written, in_files)
-        if expected != current
+        (pair.bytes_lever, f"/proc/sys/vm/{pair.bytes_lever}", expected, pair.value(vm.limits)[0])
+        for pair, expected in zip(PAIRS, written) if expected != pair.value(vm.limits)[0]
     ]
-    if rows:
-        return rows
-    # Reading a sysctl back proves nothing: the thresholds show what the kernel
-    # made of it.  Pages round up; background >= limit means half of the limit.
-    effective = (limit, background if background < limit else limit // 2)
-    names = ("nr_dirty_threshold", "nr_dirty_background_threshold")
-    in_force = (vm.threshold_bytes, vm.background_threshold_bytes)
-    return [
-        (lever, f"/proc/vmstat {name}", expected, current)
-        for lever, name, expected, current in zip(_PAIR, names, effective, in_force)
-        if abs(expected - current) > page_size
+    return rows or [
+        (pair.bytes_lever, f"/proc/vmstat {name}", expected, current)
+        for pair, name, expected, current in wrong_thresholds(*written, vm)
     ]
