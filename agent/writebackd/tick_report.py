@@ -115,16 +115,11 @@ class TickReport:
         self.alerts(alerts, sample.wall_s)
         snapshot = Snapshot(
             version=__version__,
-            mode=state.memory.mode,
-            policy_name=policy.name,
-            policy_chosen=policy.chosen,
-            policy_files=policy.files,
+            policy=policy,
             started_s=self.started_s,
             started_wall_s=self._started_wall_s,
             sample=sample,
             estimates=estimates,
-            objective=policy.objective,
-            policy=policy,
             decision=decision,
             memory=state.memory,
             originals=self.actuator.originals,

@@ -36,7 +36,7 @@ def history(scenario: Scenario, seed: int, mode: Mode) -> List[Figures]:
         memory = loop.memory
         sample, estimates, decision = loop.tick()
         rows += collector.add(Snapshot(
-            version="", mode=mode, policy_name=POLICY.name, started_s=0.0, sample=sample,
+            version="", policy=POLICY, started_s=0.0, sample=sample,
             estimates=estimates, decision=decision, memory=memory, originals=RATIOS,
             probe=ProbeInfo("libbpf"), self_cpu_fraction=0.0, self_rss_bytes=0, state_dir="",
         ))  # fmt: skip

@@ -43,13 +43,15 @@ def write(path: Path, seconds: int = 900) -> None:
                 Flood(1, 300.0, seconds * 0.7, rate=8.0 * MB)),
         syncs=(SyncLoad(0, think_s=2e-3),),
     )  # fmt: skip
-    loop = Loop(load_policy(None, None), plant)
+    policy = load_policy(None, None)
+    loop = Loop(policy, plant)
     history, collector, tracker = History(path), Collector(), Tracker()
     last: Optional[Snapshot] = None
     for _ in range(seconds * 2):
         if plant.now_s >= seconds:
             break
         observing = 0.4 < plant.now_s / seconds < 0.6
+        mode = Mode.OBSERVE if observing else Mode.ENFORCE
         memory = loop.memory
         sample, estimates, decision = loop.tick()
         if observing:
@@ -57,16 +59,14 @@ def write(path: Path, seconds: int = 900) -> None:
             loop.memory = replace(
                 loop.memory, limit_bytes=None, goal_bytes=None, background_bytes=None
             )
-        if last is not None and observing != (last.mode is Mode.OBSERVE):
-            mode = "observe" if observing else "enforce"
-            history.record(Event(BEGIN_S + sample.time_s, "mode", text=mode))
+        if last is not None and last.memory.mode is not mode:
+            history.record(Event(BEGIN_S + sample.time_s, "mode", text=mode.value))
         snapshot = Snapshot(
-            version="0.1.0", mode=Mode.OBSERVE if observing else Mode.ENFORCE,
-            policy_name="default", started_s=0.0,
+            version="0.1.0", policy=policy, started_s=0.0,
             sample=replace(sample, wall_s=BEGIN_S + sample.time_s), estimates=estimates,
-            decision=decision, memory=memory, originals=RATIOS, probe=ProbeInfo("libbpf"),
-            self_cpu_fraction=0.002, self_rss_bytes=19 * MB, state_dir=str(path.parent),
-            alerts=(ALERT,) if observing else (),
+            decision=decision, memory=replace(memory, mode=mode), originals=RATIOS,
+            probe=ProbeInfo("libbpf"), self_cpu_fraction=0.002, self_rss_bytes=19 * MB,
+            state_dir=str(path.parent), alerts=(ALERT,) if observing else (),
         )  # fmt: skip
         happened = tracker.tell(snapshot.alerts, snapshot.sample.wall_s)
         told = alert_events(happened, "host", "https://example.org/runbook")

@@ -9,6 +9,7 @@ from typing import Optional, Tuple
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.policy import load_policy
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Basis, Decision, DeviceDecision, DeviceState, Mode, Rule
@@ -19,6 +20,8 @@ from writebackd.types.storage import Device
 
 MIB = 1 << 20
 GIB = 1 << 30
+# As though it came from no file, so that the screens need no host.
+POLICY = replace(load_policy("db-hwraid"), files=(), chosen="")
 HOST = HostInfo(page_size=4096, cpus_online=2, memory_bytes=int(23.4 * GIB))
 RATIOS = VmLimits(0, 20, 0, 10)
 LIBBPF = ProbeInfo(
@@ -110,7 +113,7 @@ def snapshot(
         ),
     )  # fmt: skip
     plain = Snapshot(
-        version="0.1.0", mode=Mode.ENFORCE, policy_name="db-hwraid", started_s=78_480.0,
+        version="0.1.0", policy=POLICY, started_s=78_480.0,
         started_wall_s=1_717_189_205.0,
         sample=sample, estimates={e.name: e for _, e, _ in rows},
         decision=replace(decision, devices=tuple(d for _, _, d in rows)), memory=Memory(),
@@ -118,6 +121,10 @@ def snapshot(
         self_rss_bytes=int(18.7 * MIB), state_dir="/var/lib/writebackd",
     )  # fmt: skip
     return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def in_mode(snapshot: Snapshot, mode: Mode) -> Snapshot:
+    return replace(snapshot, memory=replace(snapshot.memory, mode=mode))
 
 
 FLOOD = (
@@ -215,7 +222,7 @@ def blind() -> Snapshot:
         (row,),
         Decision(64 * MIB, 32 * MIB, 64 * MIB, "no device can be judged; cautious limit"),
         probe=PROCFS,
-        policy_name="default",
+        policy=replace(POLICY, name="default"),
         messages=("BPF is not usable on this kernel: no BTF in /sys/kernel/btf/vmlinux",),
     )
 
@@ -276,8 +283,7 @@ def pinned() -> Snapshot:
 def observe() -> Snapshot:
     shown = squeeze()
     return replace(
-        shown,
-        mode=Mode.OBSERVE,
+        in_mode(shown, Mode.OBSERVE),
         sample=replace(
             shown.sample,
             vm=vm(int(4.4 * GIB), int(2.2 * GIB), 3 * GIB, 60 * MIB, ratio=True),

@@ -318,6 +318,6 @@ def test_the_lease_and_who_watches_it() -> None:
     alone = replace(watched, watcher_pid=None)
     assert any("no watcher" in warning for warning in status_json(alone)["warnings"])
     # Where nothing is set nothing is restored.
-    for shown in (replace(watched, mode=Mode.OBSERVE), replace(alone, mode=Mode.OBSERVE)):
+    for shown in (samples.in_mode(watched, Mode.OBSERVE), samples.in_mode(alone, Mode.OBSERVE)):
         answer = status_json(shown)
         assert "safety" not in render_status(answer) and answer["warnings"] == []

@@ -98,13 +98,14 @@ def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
     without = replace(host.sample.vm, threshold_bytes=0)  # as under dirty_ratio = 0
     (figures,) = Collector(1.0).add(replace(host, sample=replace(host.sample, vm=without)))
     assert figures.found_bytes == 0.0
-    observed = replace(host, mode=Mode.OBSERVE)
+    observed = samples.in_mode(host, Mode.OBSERVE)
     (event,) = [each for each in events_of(None, observed, ()) if each.device == "sda"]
     assert event.limit_bytes == host.sample.vm.threshold_bytes
 
 
 @pytest.mark.parametrize("change", [
-    {"mode": Mode.OBSERVE}, {"off": "/run/writebackd/off"}, {"memory": Memory(yielded="tuned")},
+    {"memory": Memory(mode=Mode.OBSERVE)}, {"off": "/run/writebackd/off"},
+    {"memory": Memory(yielded="tuned")},
     {"decision": replace(samples.guard().decision, limit_bytes=None)},
 ], ids=["observe", "off", "yielded", "as found"])  # fmt: skip
 def test_a_limit_that_is_not_ours_is_not_called_ours(change: Dict[str, Any]) -> None:

@@ -204,7 +204,7 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
     assert [each.text for each in events_of(shown, goal, step)] == [
         "would be set: dirty_bytes 1 -> 2"
     ]
-    enforced = replace(shown, mode=Mode.ENFORCE)
+    enforced = samples.in_mode(shown, Mode.ENFORCE)
     # As little is written where the kill switch is on, whatever the mode.
     held_off = replace(enforced, off="/run/writebackd/off")
     assert [each.text for each in events_of(enforced, held_off, step)] == [
@@ -218,7 +218,7 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
 
 def test_a_limit_that_fails_tick_after_tick_is_one_event() -> None:
     failed = (Action("dirty_bytes", "1", "2", False, "not in force"),)
-    before = replace(samples.observe(), mode=Mode.ENFORCE)
+    before = samples.in_mode(samples.observe(), Mode.ENFORCE)
     after = replace(before, sample=replace(before.sample, actions=failed))
     assert [each.kind for each in events_of(before, before, failed)] == ["action"]
     assert events_of(before, after, failed) == []

@@ -512,7 +512,8 @@ def test_a_daemon_leaves_alone_what_is_excluded_by_driver(rig: Rig, tmp_path: Pa
 def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:
     plain = samples.idle()
     assert "best match" not in render_status(status_json(plain))
-    chosen = replace(plain, policy_chosen="best match, 150 points: " + "x" * 300)
+    policy = replace(samples.POLICY, chosen="best match, 150 points: " + "x" * 300)
+    chosen = replace(plain, policy=policy)
     status = status_json(chosen)
     assert list(schema.problems(status, schema.load("status"))) == []
     lines = render_status(status, 80).splitlines()

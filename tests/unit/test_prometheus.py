@@ -156,7 +156,7 @@ class Hosts(threading.Thread):
         monkeypatch.setattr(time, "time", real_time)
         night = Open("night", real_time() + 3600.0, "06:00")
         self.full = counted(replace(busy_host(2), window=night))
-        self.observing = replace(self.full, mode=Mode.OBSERVE)
+        self.observing = samples.in_mode(self.full, Mode.OBSERVE)
         self.servers: Dict[str, MetricsServer] = {
             "enforcing": self.serve(lambda: self.rigs["enforcing"].daemon.state.snapshot),
             "yielded": self.serve(lambda: self.rigs["yielded"].daemon.state.snapshot),

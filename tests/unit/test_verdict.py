@@ -64,7 +64,7 @@ def remembering(snapshot: Snapshot, **more: object) -> Snapshot:
 
 
 def observing(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, mode=Mode.OBSERVE)
+    return samples.in_mode(snapshot, Mode.OBSERVE)
 
 
 def off(snapshot: Snapshot) -> Snapshot:

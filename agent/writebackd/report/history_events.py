@@ -26,7 +26,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
     wall_s = now.sample.wall_s
     events = []
     if last is None:
-        started = f"version {now.version}, policy {now.policy_name}, {now.mode.value}"
+        started = f"version {now.version}, policy {now.policy.name}, {now.memory.mode.value}"
         events.append(Event(wall_s, "start", text=f"{started}, probe {now.probe.backend}"))
     changed = window_in_words(last.window if last else None, now.window)
     if changed:
@@ -106,7 +106,7 @@ def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
 
 def _is_dry(snapshot: Snapshot) -> bool:
     """Whether nothing is written: because of the mode, or of a kill-switch file."""
-    return snapshot.mode is Mode.OBSERVE or snapshot.off is not None
+    return snapshot.memory.mode is Mode.OBSERVE or snapshot.off is not None
 
 
 def _limit(now: Snapshot, device: Optional[str] = None) -> Optional[int]:

@@ -116,7 +116,7 @@ def _host(page: _Page, snapshot: Snapshot) -> None:
     probe = snapshot.probe
     facts: Sequence[Tuple[str, str, Labels]] = (
         ("build", "Version of writebackd.", [("version", snapshot.version)]),
-        ("policy", "Policy in force.", [("policy", snapshot.policy_name)]),
+        ("policy", "Policy in force.", [("policy", snapshot.policy.name)]),
         ("probe", "Where measurements come from, and what is hooked.",
          [("backend", probe.backend), ("request_hook", probe.request_hook or ""),
           ("fsync_hook", probe.fsync_hook or "")]),
@@ -125,7 +125,7 @@ def _host(page: _Page, snapshot: Snapshot) -> None:
         page.add(page.family(name, "info", text), labels_text(labels), 1)
     name = page.family("mode", "gauge", "1 for the mode in force.")
     for mode in Mode:
-        page.add(name, labels_text([("mode", mode.value)]), int(snapshot.mode is mode))
+        page.add(name, labels_text([("mode", mode.value)]), int(snapshot.memory.mode is mode))
     name = page.family("window", "gauge", "1 for the time window of the policy that is open.")
     if snapshot.window is not None:
         page.add(name, labels_text([("window", snapshot.window.name)]), 1)

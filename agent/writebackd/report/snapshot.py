@@ -17,7 +17,6 @@ from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.notify.route import RouteState
 from writebackd.policy import Policy
-from writebackd.policy.keys import Objective
 from writebackd.policy.reload import Open
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
@@ -193,8 +192,7 @@ class Snapshot:
     """A finished tick, and the state of the daemon itself."""
 
     version: str
-    mode: Mode
-    policy_name: str
+    policy: Policy  # in force
     started_s: float  # CLOCK_BOOTTIME, as Sample.time_s
     sample: Sample
     estimates: Mapping[str, Estimate]  # by device name
@@ -214,8 +212,6 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     unseen: Optional[str] = None  # what /proc hides from the daemon, in words
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
-    policy_chosen: str = ""  # why this policy, in words
-    policy_files: Tuple[str, ...] = ()  # that it was read from, its own first
     rivals: Optional[Tuple[ConflictingTool, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)
     alerts: Tuple[Alert, ...] = ()  # active
@@ -224,14 +220,12 @@ class Snapshot:
     pinned: Optional[Pinned] = None
     draining: Optional[Draining] = None
     window: Optional[Open] = None  # of the policy, that is open
-    objective: Optional[Objective] = None  # in force, that of the window where one is open
     problem: Optional[str] = None  # why this tick is not whole
     standing: Optional[Standing] = None
-    policy: Optional[Policy] = None  # in force
 
     @property
     def sets_limits(self) -> bool:
-        return self.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
+        return self.memory.mode is Mode.ENFORCE and self.off is None and self.memory.yielded is None
 
     @cached_property
     def own_limits(self) -> Mapping[str, int]:
@@ -277,4 +271,4 @@ def in_mode(snapshot: Snapshot, memory: Memory) -> Snapshot:
         each for each in snapshot.alerts if each.name is not AlertName.FOREIGN_WRITER
     )
     # Anew: a quick copy would keep what was computed for the mode before.
-    return dataclasses.replace(snapshot, mode=memory.mode, memory=memory, alerts=alerts)
+    return dataclasses.replace(snapshot, memory=memory, alerts=alerts)

@@ -98,10 +98,10 @@ def status_json(snapshot: Snapshot) -> answers.StatusAnswer:
     return {
         "verdict": verdict_json(snapshot),
         "version": snapshot.version,
-        "mode": snapshot.mode.value,
-        "policy": snapshot.policy_name,
-        "policy_reason": snapshot.policy_chosen,
-        "policy_files": [os.path.abspath(each) for each in snapshot.policy_files],
+        "mode": snapshot.memory.mode.value,
+        "policy": snapshot.policy.name,
+        "policy_reason": snapshot.policy.chosen,
+        "policy_files": [os.path.abspath(each) for each in snapshot.policy.files],
         "window": asdict(snapshot.window) if snapshot.window is not None else None,
         "time_s": finite(sample.wall_s),
         "uptime_s": finite(max(0.0, sample.time_s - snapshot.started_s)),
@@ -271,8 +271,8 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> answers.WhyAns
     chosen, decisions = find_devices(snapshot, device), snapshot.decisions
     return {
         "verdict": verdict_json(snapshot),
-        "mode": snapshot.mode.value,
-        "policy": snapshot.policy_name,
+        "mode": snapshot.memory.mode.value,
+        "policy": snapshot.policy.name,
         "window": asdict(snapshot.window) if snapshot.window is not None else None,
         "off": snapshot.off,
         "limit": {
@@ -307,7 +307,7 @@ def _reasoning(
     estimate = snapshot.estimates[decision.name]
     return {
         **device_figures(snapshot, sample, decision),
-        "sections": snapshot.policy.sections(sample.device) if snapshot.policy else [],
+        "sections": snapshot.policy.sections(sample.device),
         "verdict": verdict(decision, estimate),
         "steps": [
             *_from_earlier(snapshot, decision.name),
@@ -316,13 +316,13 @@ def _reasoning(
             *(x["summary"] for x in alerts_json(snapshot) if x["device"] == decision.name),
         ],
         "rule": decision.rule.value,
-        "next": what_next(decision, snapshot.objective, _unset(snapshot)),
+        "next": what_next(decision, snapshot.policy.objective, _unset(snapshot)),
     }
 
 
 def _unset(snapshot: Snapshot) -> str:
     """In which state of the daemon nothing is set; empty in others."""
-    if snapshot.mode is Mode.OBSERVE:
+    if snapshot.memory.mode is Mode.OBSERVE:
         return "in observe mode, until `writebackctl enforce`"
     return "" if snapshot.off is None else f"while {snapshot.off} exists"
 

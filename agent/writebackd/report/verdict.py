@@ -110,12 +110,12 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
             reduced = f" reduced to {formats.size(trial.limit_bytes)}" if trial.limit_bytes else ""
             well = f"original limits{reduced}, {_not_judged(snapshot)}; no objective applies"
         return VerdictCode.TRIAL, trial.device, f"block {trial.block} of {trial.blocks}; {well}"
-    if memory.pin_bytes is not None and snapshot.mode is Mode.ENFORCE:
+    if memory.pin_bytes is not None and memory.mode is Mode.ENFORCE:
         return VerdictCode.PINNED, device, f"limit {formats.size(memory.pin_bytes)}; {well}"
-    if memory.draining and snapshot.mode is Mode.ENFORCE:
+    if memory.draining and memory.mode is Mode.ENFORCE:
         names = ", ".join(memory.draining[:_NAMED]) + _more(memory.draining[_NAMED:])
         return VerdictCode.PINNED, device, f"draining {names}; {well}"
-    if snapshot.mode is Mode.OBSERVE:
+    if memory.mode is Mode.OBSERVE:
         return VerdictCode.OBSERVING, device, f"no limit is written; {well}"
     return VerdictCode.OK, device, f"{well}, {_limit(snapshot, device)}"
 
@@ -154,7 +154,7 @@ def _limit(snapshot: Snapshot, device: Optional[str]) -> str:
     text, memory = f"limit {formats.size(snapshot.limit_of(device))}", snapshot.memory
     for why, holds in (
         ("off", snapshot.off is not None),
-        ("observing", snapshot.mode is Mode.OBSERVE),
+        ("observing", snapshot.memory.mode is Mode.OBSERVE),
         ("yielded", memory.yielded is not None),
         ("pinned", memory.pin_bytes is not None),
         ("draining", bool(memory.draining)),

@@ -319,7 +319,7 @@ class TrialController:
             raise RequestError(f"a trial of {self._run.plan.device} is running", _BAD_NEWS)
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
-        if snapshot.mode is Mode.OBSERVE:
+        if snapshot.memory.mode is Mode.OBSERVE:
             # No limit is ours: those in force are the originals, even if changed since the start.
             snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
         plan = _plan(args, _device(snapshot, text_argument(args, "device")))
@@ -335,13 +335,13 @@ class TrialController:
         except (OSError, ValueError) as error:
             raise RequestError(f"cannot read the limits: {error}", _BAD_NEWS) from None
         log.info("%s", text)
-        self._run = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
+        self._run = TrialRun(plan, limit, snapshot.memory.mode, snapshot.originals, rate, now_s)
         self._number = int(now_s * 1000)  # another one after a restart
         return {
             "id": self._number,
             "device": plan.device,
-            "mode": snapshot.mode.value,
-            "policy": snapshot.policy_name,
+            "mode": snapshot.memory.mode.value,
+            "policy": snapshot.policy.name,
             "version": snapshot.version,
             "found_bytes": limit.found_bytes,
             "limit_bytes": limit.limit_bytes,
