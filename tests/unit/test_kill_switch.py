@@ -201,7 +201,7 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     assert not tick.is_alive() and [text for text, _ in seen] == ["64"] * 3
     assert len({threads for _, threads in seen}) == 1, "each try leaves a thread more"
     stuck.write_text("32\n")
-    child_process._hanging[str(stuck.parent)].join(10.0)
+    child_process._hanging[str(stuck.parent)].wait(10.0)
     queue_file(tmp_path, "sda", "16\n")
     assert lever_files.read(files, lever("sda")) == "16"
 
@@ -216,8 +216,8 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
         with pytest.raises(OSError, match="busy"):
             child_process.read(files, queue(disk), "nr_requests")
     assert threading.active_count() - before <= 8
-    for home, thread in list(child_process._hanging.items()):
+    for home, job in list(child_process._hanging.items()):
         (Path(home) / "nr_requests").write_text("32\n")
-        thread.join(10.0)
+        job.wait(10.0)
     queue_file(tmp_path, disks[-1], "64\n")
     assert child_process.read(files, queue(disks[-1]), "nr_requests") == "64"

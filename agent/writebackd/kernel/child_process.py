@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from math import inf
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -27,7 +28,7 @@ from writebackd.kernel.files import KernelFiles
 subprocess._USE_VFORK = False  # type: ignore[attr-defined]
 
 Run = Callable[[Sequence[str]], "Ended"]
-Work = Callable[[Run], None]  # raises OSError or ChildError when it failed
+Work = Callable[[Run], None]  # raises when it failed: OSError or ChildError, or a bug's
 
 # One write(2); the exit code is its errno.  posix is built in, and with -I -S
 # hardly a file is read: 15 ms.
@@ -84,7 +85,7 @@ class Job:
         return not self.busy or time.monotonic() > self._deadline
 
     def failure(self) -> Optional[Exception]:
-        """The OSError or ChildError of the work, once `decided`; None if it succeeded."""
+        """What the work raised, or a ChildError, once `decided`; None if it succeeded."""
         return ChildError(f"not done within {self._limit_s:g} s") if self.busy else self._error
 
     def wait(self, timeout_s: float) -> None:
@@ -95,7 +96,7 @@ class Job:
     def _main(self) -> None:
         try:
             self._work(self._run)
-        except (OSError, ChildError) as error:
+        except Exception as error:
             self._error = error
         if self._late is not None:
             self._late.wait()
@@ -210,7 +211,7 @@ _READ_MORE_S = 0.002
 # Each keeps a thread, of which the unit has few (TasksMax=).
 _MOST_HANGING = 8
 
-_hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by directory
+_hanging: Dict[str, Job] = {}  # reads that have not come back, by directory
 
 
 def read(files: KernelFiles, directory: str, name: str) -> str:
@@ -218,27 +219,19 @@ def read(files: KernelFiles, directory: str, name: str) -> str:
 
     Raises OSError; EBUSY if the read takes too long.
     """
-    for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
+    for home in [home for home, job in _hanging.items() if not job.busy]:
         del _hanging[home]
     home, file = str(files.path(directory)), f"{directory}/{name}"
     if home not in _hanging and len(_hanging) < _MOST_HANGING:
-        results: List[Union[str, BaseException]] = []
-
-        def work() -> None:
-            try:
-                results.append(files.read(file))
-            except BaseException as error:
-                results.append(error)
-
-        thread = threading.Thread(target=work, name="read", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # TasksMax= of the unit
-            raise OSError(errno.EAGAIN, str(error), file) from None
-        thread.join(_READ_MORE_S if _hanging else _READ_S)
-        for result in results:
-            if isinstance(result, str):
-                return result
-            raise result
-        _hanging[home] = thread
+        texts: List[str] = []
+        job = Job(lambda _: texts.append(files.read(file)), inf, "read")
+        job.wait(_READ_MORE_S if _hanging else _READ_S)
+        if not job.busy:
+            failure = job.failure()
+            if isinstance(failure, ChildError):  # no thread
+                raise OSError(errno.EAGAIN, str(failure), file)
+            if failure is not None:
+                raise failure
+            return texts[0]
+        _hanging[home] = job
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), file)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from writebackd.kernel.child_process import Job
 from writebackd.kernel.disk_identity import (
     Drivers,
     diskseq,
@@ -307,9 +308,9 @@ class Topology:
         self._pending = True
         self._remounted = False
         self._rescan_at = self._not_before = clock()
-        self._thread: Optional[threading.Thread] = None
+        self._job: Optional[Job] = None
         self._began = 0.0
-        self._result: Optional[_ScanResult] = None  # by the thread, not taken yet
+        self._result: Optional[_ScanResult] = None  # by the job, not taken yet
         self._current = _ScanResult((), (), {})
         self._error: Optional[str] = None
 
@@ -335,6 +336,8 @@ class Topology:
         self._remounted |= self._watch.changed()
         if self._scanning:
             return False
+        if self._job is not None:
+            self._end(self._job)
         changed = self._take()
         now = self._clock()
         if now >= self._rescan_at or (self._pending and now >= self._not_before):
@@ -350,8 +353,8 @@ class Topology:
 
     def join(self, timeout_s: float) -> None:
         """Wait until the running scan has ended, or the time is over."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._job is not None:
+            self._job.wait(timeout_s)
 
     def by_fs(self, st_dev: str) -> Optional[Device]:
         """The device for a superblock's number, or for a disk or partition.
@@ -367,7 +370,7 @@ class Topology:
 
     @property
     def _scanning(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and self._job.busy
 
     def _take(self) -> bool:
         result, self._result = self._result, None
@@ -378,25 +381,15 @@ class Topology:
         return changed
 
     def _start(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=self._run, args=(work,), name="topology", daemon=True)
         self._began = self._clock()
-        try:
-            thread.start()
-        except RuntimeError as error:  # TasksMax= of the unit
-            self._failed(error)
-            return
-        self._thread = thread
+        self._job = Job(lambda _: work(), inf, "topology")
 
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # whatever is wrong with them, the devices stay
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._rescan_at = self._clock() + _RESCAN_BLIND_S
-        self._error = f"new disks are not detected, cannot scan /sys: {error}"
-        log.error("%s", self._error)
+    def _end(self, job: Job) -> None:
+        self._job, error = None, job.failure()
+        if error is not None:  # whatever is wrong with them, the devices stay
+            self._rescan_at = self._clock() + _RESCAN_BLIND_S
+            self._error = f"new disks are not detected, cannot scan /sys: {error}"
+            log.error("%s", self._error)
 
     def _scan_if_remounted(self) -> None:
         self._remounted = False
