@@ -16,6 +16,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Tuple
 from writebackd.kernel.cgroup_io_max import UNITS, is_booted, owner, path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.unit_relations import UnitRelations
+from writebackd.tuning import FLOOD_RATE
 from writebackd.types.samples import SERVICES, CgroupControl, CgroupMemory
 
 # systemd marks what it hands over (Delegate=) with one of these; the first since
@@ -37,8 +38,6 @@ BULK, MOST_WATCHED = 0.9, 64
 MOST_SMALL = 8
 # Cgroups that are searched for one without a process.
 MOST_SEARCHED = 4096
-# Below this a cgroup does not flood (FLOOD_RATE in estimate/drain.py), and no pace is lower.
-FLOOD_RATE = 1 << 20
 
 
 @dataclass(frozen=True)

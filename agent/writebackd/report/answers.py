@@ -18,7 +18,7 @@ from writebackd.report.snapshot import VerdictCode
 from writebackd.types.decision import DeviceState, Mode, Rule
 from writebackd.types.levers import HeldLever, VmLimits
 from writebackd.types.quantities import Bytes, Count, Figure, Hz, Number, Rate, Seconds, Share, Time
-from writebackd.types.storage import CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 Json = Dict[str, Any]
 Lines = List[str]
@@ -45,11 +45,6 @@ TrialState = TypedDict("TrialState", {
     "returns_to": ModeWord,  # the mode after it
 })
 Pair = TypedDict("Pair", {"dirty_bytes": Bytes, "dirty_background_bytes": Bytes})
-Work = TypedDict("Work", {
-    "kind": str,  # rebuild, resync, check, patrol, initialisation, migration
-    "share": Optional[Share],  # that is done
-    "rate": Optional[Rate],  # of each disk
-})
 Reported = TypedDict("Reported", {
     "source": str,
     "disk": Optional[str],  # the kernel's name of a cache that it runs: bcache0, dm-3
@@ -60,7 +55,7 @@ Reported = TypedDict("Reported", {
     "dirty_bytes": Optional[Bytes],
     "thresholds": Dict[str, Count],  # of a cache that the kernel runs, by its names and units
     "learn_s": Optional[Time],  # of the next battery test
-    "works": List[Work],  # of the array, beside the host's IO
+    "works": List[Annotated[Json, ArrayWork]],  # of the array, beside the host's IO
 })
 WriteCache = TypedDict("WriteCache", {
     "kind": Optional[Annotated[str, Literal[

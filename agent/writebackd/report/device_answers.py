@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from writebackd.report.answer_parts import finite
@@ -142,10 +143,7 @@ def _backing(backing: Backing) -> answers.Reported:
         "dirty_bytes": backing.dirty_bytes,
         "thresholds": {each.name: each.value for each in backing.thresholds},
         "learn_s": finite(backing.learn_s),
-        "works": [
-            {"kind": work.kind, "share": finite(work.share), "rate": finite(work.rate)}
-            for work in backing.works
-        ],
+        "works": list(map(asdict, backing.works)),
     }
 
 

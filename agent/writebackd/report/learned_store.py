@@ -140,29 +140,28 @@ def save_learned(path: Path, known: Mapping[str, Learned]) -> None:
 
 
 def read_learned(path: Path) -> Dict[str, Learned]:
-    """As `_read`."""
-    return _read(path, _learned)
+    """By disk identity, as `_read`."""
+    return _read(path, VERSION, "devices", lambda each: unpack(Learned, each), checked)
 
 
-def _read(path: Path, parse: Callable[[Any], Dict[str, T]]) -> Dict[str, T]:
-    """Values by disk identity; empty without a file. OSError, or ValueError for a damaged one."""
+def _read(
+    path: Path, version: int, part: str, parse: Callable[[Any], T],
+    check: Callable[[Any], Any] = lambda body: body,
+) -> Dict[str, T]:
+    """The values in a part of the file; none without a file.
+
+    Raises OSError, or ValueError for a damaged file.
+    """
     try:
         with open(path, "rb") as file:
-            return parse(json.loads(file.read(MOST_BYTES)))
+            body = check(json.loads(file.read(MOST_BYTES)))
+        if body["version"] != version:
+            raise ValueError(f"version {body['version']}, this release knows {version}")
+        return {str(name): parse(each) for name, each in body[part].items()}
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__} {error}") from None
-
-
-def _learned(body: Any) -> Dict[str, Learned]:
-    _check_version(checked(body), VERSION)
-    return {name: unpack(Learned, each) for name, each in body["devices"].items()}
-
-
-def _check_version(body: Mapping[str, Any], known: int) -> None:
-    if body["version"] != known:
-        raise ValueError(f"version {body['version']}, this release knows {known}")
 
 
 def _newest(entry: Tuple[str, Learned]) -> float:
@@ -212,15 +211,9 @@ def median(runs: Sequence[Calibrated]) -> Optional[Calibrated]:
 
 def load(path: Path) -> Dict[str, Tuple[Calibrated, ...]]:
     """Runs by disk identity, oldest first. Raises OSError, or ValueError for a damaged file."""
-    return _read(path, _runs)
-
-
-def _runs(body: Any) -> Dict[str, Tuple[Calibrated, ...]]:
-    _check_version(body, RUNS_VERSION)
-    return {
-        str(name): tuple([unpack(Calibrated, row) for row in rows])
-        for name, rows in body["disks"].items()
-    }
+    return _read(
+        path, RUNS_VERSION, "disks", lambda rows: tuple([unpack(Calibrated, row) for row in rows])
+    )
 
 
 def unexpired_runs(runs: Sequence[Calibrated], wall_s: float) -> Tuple[Calibrated, ...]:

@@ -63,8 +63,8 @@ class Protection(Enum):
 class ArrayWork:
     """Background work of an array on its disks."""
 
-    kind: str  # rebuild, check, patrol, initialisation, migration
-    share: Optional[Share] = None  # done
+    kind: str  # rebuild, resync, check, patrol, initialisation, migration
+    share: Optional[Share] = None  # that is done
     rate: Optional[Rate] = None  # of each disk
 
 
