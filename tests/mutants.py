@@ -220,7 +220,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
                " _HANGS_S:", "        if False:"),
     ],
     "test_a_queue_that_cannot_be_read_holds_nobody_up": [
-        Mutant("kernel/child_process.py", "        _hanging[home] = thread\n", ""),
+        Mutant("kernel/child_process.py", "        _hanging[home] = job\n", ""),
     ],
     "test_a_trace_is_told_without_a_look_at_the_sources": [
         Mutant("cli/daemon_main.py", "        self.setFormatter(_Frames())", "        pass"),
@@ -375,7 +375,7 @@ MUTANTS: Dict[str, List[Mutant]] = {
     ],
     "test_it_costs_neither_ticks_nor_memory": [
         Mutant(SERVER, "            sock.setblocking(False)\n", ""),
-        Mutant(SERVER, " and not self._make_room(client.uid)", ""),
+        Mutant(SERVER, " and not self._make_room(client.uid, everybody)", ""),
         Mutant(SERVER, "if verb in WRITE_VERBS and uid != 0:", "if False:"),
     ],
     "test_thousands_of_tmpfs_do_not_hide_a_disk": [

@@ -47,7 +47,7 @@ def policy(data: bytes) -> None:
             if not re.match(rf"{path}(:\d+)?: \S", message) or "\n" in message:
                 raise AssertionError(message) from None
         return
-    found.for_device("sda", "8:0")
+    found.of(Device("sda", "8:0", "8:0"))
     found.selects(Device("loop0", "7:0", "7:0", driver="loop"), ("sd*",))
     for wall_s in range(0, 7 * 86400, 3600):
         Timetable(found).at(wall_s)

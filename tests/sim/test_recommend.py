@@ -17,6 +17,7 @@ from writebackd.report.snapshot import Snapshot
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
 from writebackd.types.samples import ProbeInfo
+from writebackd.types.storage import Device
 
 POLICY = load_policy("default")
 HOSTS = 20
@@ -45,7 +46,7 @@ def history(scenario: Scenario, seed: int, mode: Mode) -> List[Figures]:
 
 def advice(rows: List[Figures]) -> Recommendation:
     names = {row.device for row in rows}
-    return recommend(rows, BOUNDS, {name: POLICY.for_device(name, "") for name in names}, {})
+    return recommend(rows, BOUNDS, {name: POLICY.of(Device(name, "", "")) for name in names}, {})
 
 
 def shares(half: str, hosts: int) -> Mapping[str, List[float]]:

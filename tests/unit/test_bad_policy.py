@@ -99,7 +99,7 @@ def load_or_refuse(base: Path) -> bool:
             assert len(message) < 1000
         return False
     for name, devno in DEVICES:
-        bounds = policy.for_device(name, devno)
+        bounds = policy.of(Device(name, devno, devno))
         assert 8192 <= bounds.floor_bytes <= bounds.ceiling_bytes <= 1 << 40
         for named in ((), ("sd*",)):
             policy.selects(Device(name, devno, devno), named)

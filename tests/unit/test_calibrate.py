@@ -157,7 +157,7 @@ def test_a_damaged_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
 
 def test_recommend_takes_the_limit_as_it_was_tried() -> None:
     found = recommend(
-        [], Host(MB, 4096 * MB), {"sda": POLICY.for_device("sda", "")},
+        [], Host(MB, 4096 * MB), {"sda": POLICY.of(Device("sda", "", ""))},
         {}, now_s=NOW, calibrated={"sda": run_of(R, tau_s=0.02, limit_bytes=1.9 * MB)},
     )  # fmt: skip
     assert found.decider is not None and found.decider.basis is Basis.CALIBRATED
@@ -181,7 +181,7 @@ def test_waves_go_by_the_history(
 ) -> None:
     name = rows[0].device
     (found,) = recommend(
-        rows, Host(MB, 4096 * MB), {name: POLICY.for_device(name, "")}, {},
+        rows, Host(MB, 4096 * MB), {name: POLICY.of(Device(name, "", ""))}, {},
         calibrated={name: run_of(R, limit_bytes=2.0 * MB, **differs)},
     ).devices  # fmt: skip
     assert found.basis is basis and limit_bytes in (None, found.limit_bytes)

@@ -160,13 +160,13 @@ NOW, RATE = 5000.0, 250.0 * MB
 
 def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = NOW,
            ) -> "tuple[DeviceDecision, DeviceMemory]":
-    bounds = POLICY.for_device(DISK.name, DISK.devno)
+    bounds = POLICY.of(DISK)
     least = kernel_floor_bytes(HOST)
     return decide_device(POLICY, bounds, least, now_s, 1.0, in_force, seen, memory)
 
 
 def test_what_one_kind_of_device_rests_at_is_for_its_unknown_rate_alone() -> None:
-    own = replace(POLICY.for_device(DISK.name, DISK.devno), rest_bytes=64 * MB)
+    own = replace(POLICY.of(DISK), rest_bytes=64 * MB)
 
     def target(**seen: object) -> Optional[int]:
         found = replace(samples.estimate("sda"), **seen)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ R = 256.0 * MB
 LIMIT = 4.0 * MB
 NOW, DT_S = 1000.0, 0.5
 POLICY = load_policy("default")
-OWN = POLICY.for_device(DISK.name, DISK.devno)
+OWN = POLICY.of(DISK)
 LEAST = MB // 4  # what the kernel's counting allows
 
 

@@ -268,7 +268,7 @@ def test_after_the_flood_nothing_is_full() -> None:
 
 def shown(rates: Sequence[float], limit_in_force: float = 1.0) -> DeviceMemory:
     """The rates under a full cache where R is not known, with the law that asks for it."""
-    memory, own = NEW, POLICY.for_device(DISK.name, DISK.devno)
+    memory, own = NEW, POLICY.of(DISK)
     for number, rate in enumerate(rates):
         limit = memory.law.limit_bytes or WIDE
         target = int(limit * limit_in_force)

@@ -638,5 +638,5 @@ def test_the_page_of_the_files_has_devices_by_driver_and_the_form_of_a_rule(
     file.write_text(pages.POLICY_EXAMPLE)
     example = load_policy(str(file))
     assert example.match.services is not None and example.match.drivers is not None
-    stick = example.for_device("sdx", "8:16", driver="usb-storage")
+    stick = example.of(Device("sdx", "8:16", "8:16", driver="usb-storage"))
     assert stick.ceiling_bytes < example.limits.ceiling_bytes

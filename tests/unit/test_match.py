@@ -347,10 +347,11 @@ def test_any_facts_have_a_verdict(facts: HostFacts) -> None:
 def test_a_desktop_caps_sticks_whatever_they_are_called() -> None:
     policy = load_policy("desktop", root=NOWHERE)
     for name in ("sdb", "sdq", "dm-3"):
-        assert policy.for_device(name, "8:16", "usb-storage").ceiling_bytes == 48 << 20
-    assert policy.for_device("sdb", "8:16", "uas").ceiling_bytes == 256 << 20
-    assert policy.for_device("sdb", "8:16", "ahci").ceiling_bytes == 512 << 20
-    assert policy.for_device("sdb", "8:16").ceiling_bytes == 512 << 20
+        stick = Device(name, "8:16", "8:16", driver="usb-storage")
+        assert policy.of(stick).ceiling_bytes == 48 << 20
+    assert policy.of(Device("sdb", "8:16", "8:16", driver="uas")).ceiling_bytes == 256 << 20
+    assert policy.of(Device("sdb", "8:16", "8:16", driver="ahci")).ceiling_bytes == 512 << 20
+    assert policy.of(Device("sdb", "8:16", "8:16")).ceiling_bytes == 512 << 20
 
 
 @pytest.mark.parametrize(("pattern", "driver", "found"), [
@@ -364,6 +365,6 @@ def test_patterns_of_drivers(
     path = tmp_path / "p.conf"
     path.write_text(f"[devices]\nexclude = {pattern}\n[device {pattern}]\nfloor = 2M\n")
     policy = load_policy(str(path))
-    assert (policy.for_device("sda", "8:0", driver).floor_bytes == 2 << 20) is found
+    assert (policy.of(Device("sda", "8:0", "8:0", driver=driver)).floor_bytes == 2 << 20) is found
     excluded = policy.selects(Device("sda", "8:0", "8:0", driver=driver)) is not None
     assert excluded is found

@@ -103,15 +103,15 @@ SD = {"floor_bytes": 2 << 20, "fsync_p99_s": 0.05}
 ])  # fmt: skip
 def test_for_device(tmp_path: Path, name: str, devno: str, changed: dict[str, Any]) -> None:
     policy = load_text(tmp_path, DEVICE_TEXT)
-    expected = dataclasses.replace(load_text(tmp_path, "").for_device("x", "1:1"), **changed)
-    assert policy.for_device(name, devno) == expected
+    expected = dataclasses.replace(load_text(tmp_path, "").of(Device("x", "1:1", "1:1")), **changed)
+    assert policy.of(Device(name, devno, devno)) == expected
 
 
 def test_a_drop_in_changes_one_line_of_a_device_section(tmp_path: Path) -> None:
     base = write(tmp_path / "p.conf", DEVICE_TEXT)
     drop_in = write(tmp_path / "p.conf.d/a.conf", "[device /dev/sd*]\nfsync-p99 = 70ms\n")
     policy = load_policy(str(base))
-    sda = policy.for_device("sda", "8:0")
+    sda = policy.of(Device("sda", "8:0", "8:0"))
     assert (sda.fsync_p99_s, sda.floor_bytes) == (0.07, 4 << 20)
     assert policy.origins["device sd*", "fsync-p99"] == f"{drop_in}:2"
     assert policy.origins["device sd*", "floor"] == f"{base}:3"
@@ -120,8 +120,8 @@ def test_a_drop_in_changes_one_line_of_a_device_section(tmp_path: Path) -> None:
 
 def test_floor_wins_where_only_one_device_makes_globs_overlap(tmp_path: Path) -> None:
     policy = load_text(tmp_path, "[device sd*]\nfloor = 9M\n[device *a]\nceiling = 2M\n")
-    assert policy.for_device("sda", "8:0").ceiling_bytes == 9 << 20
-    assert policy.for_device("vda", "8:0").ceiling_bytes == 2 << 20
+    assert policy.of(Device("sda", "8:0", "8:0")).ceiling_bytes == 9 << 20
+    assert policy.of(Device("vda", "8:0", "8:0")).ceiling_bytes == 2 << 20
 
 
 def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
@@ -130,8 +130,9 @@ def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
         "[limits]\nrest = 8M\n[device sda]\nfloor = 32M\n[device sdb]\nceiling = 2M\n"
         "[device nvme*]\nrest = 64M\n",
     )
-    rests = [policy.for_device(name, "8:0").rest_bytes >> 20 for name in ("vda", "sda", "sdb")]
-    assert rests == [8, 32, 2] and policy.for_device("nvme0n1", "259:0").rest_bytes == 64 << 20
+    names = ("vda", "sda", "sdb", "nvme0n1")
+    rests = [policy.of(Device(name, "8:0", "8:0")).rest_bytes >> 20 for name in names]
+    assert rests == [8, 32, 2, 64]
     for bound in ("ceiling = 16M", "floor = 1G"):
         with pytest.raises(PolicyError, match=r"p.conf:2: rest: 64M is outside .* for device sda"):
             load_text(tmp_path, f"[device sda]\nrest = 64M\n{bound}\n")
@@ -140,11 +141,11 @@ def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
     write(tmp_path / "shipped.conf", "[device nvme*]\nrest = 64M\n")
     write(tmp_path / "shipped.conf.d/site.conf", "[device nvme*]\nceiling = 32M\n")
     site = load_policy(str(tmp_path / "shipped.conf"))
-    assert site.for_device("nvme0n1", "259:0").rest_bytes == 32 << 20
+    assert site.of(Device("nvme0n1", "259:0", "259:0")).rest_bytes == 32 << 20
     low = load_text(tmp_path, "[limits]\nceiling = 32M\n[device nvme*]\nrest = 64M\n")
-    assert low.for_device("nvme0n1", "259:0").rest_bytes == 32 << 20
+    assert low.of(Device("nvme0n1", "259:0", "259:0")).rest_bytes == 32 << 20
     both = load_text(tmp_path, "[device sd*]\nrest = 64M\n[device *a]\nceiling = 2M\n")
-    assert both.for_device("sda", "8:0").rest_bytes == 2 << 20
+    assert both.of(Device("sda", "8:0", "8:0")).rest_bytes == 2 << 20
 
 
 @pytest.mark.parametrize(("devices", "name", "loop", "command_line", "reason"), [
@@ -371,7 +372,7 @@ def test_shipped_policies_say_only_what_is_not_so_anyway(path: Path, tmp_path: P
         if key.name not in ("name", "summary", "least"):
             assert said == (policy.value(key) != built_in.value(key)), key.name
     for setting in policy.devices.settings:
-        in_general = policy.for_device("none", "0:0")
+        in_general = policy.of(Device("none", "0:0", "0:0"))
         assert setting.value != getattr(in_general, setting.key.attribute)
 
 

@@ -66,7 +66,7 @@ TUNED = ConflictingTool("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/x
 
 
 def advise(found: Sequence[Figures], host: Host = HOST, **more: Any) -> Recommendation:
-    own = {each.device: POLICY.for_device(each.device, "") for each in found}
+    own = {each.device: POLICY.of(Device(each.device, "", "")) for each in found}
     return recommend(found, host, own, more.pop("learned", {}), **more)
 
 
@@ -328,7 +328,7 @@ def test_the_drop_in_is_a_part_of_every_policy(
     path.parent.mkdir()
     path.write_text(FILES["policy"](advise(found), AROUND))
     assert check(str(path), None) == []
-    own = load_policy("default", tmp_path).for_device("sda", "8:0")
+    own = load_policy("default", tmp_path).of(Device("sda", "8:0", "8:0"))
     assert (own.rest_bytes, own.allowed_delay_s) == (rest * MB, delay_s)
 
 

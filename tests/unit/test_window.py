@@ -36,6 +36,7 @@ from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when
 from writebackd.report.recorder import Recorder, read_recording
 from writebackd.report.replayer import Tally, replay
 from writebackd.report.status_answer import status_json, why_json
+from writebackd.types.storage import Device
 
 UTC = timezone.utc
 # How long an example takes says more of the machine, which may be shared, than of the code.
@@ -260,7 +261,7 @@ def test_the_values_of_an_open_window_are_in_force(tmp_path: Path) -> None:
         (day, "sda", (0.005, 1 << 30)), (night, "sda", (0.1, 2 << 30)),
         (night, "sdb", (0.05, 2 << 30)),  # of one device, on top
     ):
-        values = found.policy.for_device(name, "8:0")
+        values = found.policy.of(Device(name, "8:0", "8:0"))
         assert (values.fsync_p99_s, values.ceiling_bytes) == expected
     assert night.policy.origins["objective", "fsync-p99"].endswith(":9")
     # The same object: what it knows of each device is asked for in every tick.

@@ -127,19 +127,14 @@ class Policy(keys.PolicySection):
 
     @cached_property
     def _answers(self) -> Dict[Tuple[object, ...], Any]:
-        """Cached results of for_device() and selects(), which every tick needs for every device."""
+        """Cached results of of() and selects(), which every tick needs for every device."""
         return {}
 
     def of(self, device: Device) -> DevicePolicy:
         """The values for one device; of several matching sections the last line wins."""
-        return self.for_device(device.name, device.devno, device.driver, device.names)
-
-    def for_device(
-        self, name: str, devno: str, driver: Optional[str] = None, names: Tuple[str, ...] = ()
-    ) -> DevicePolicy:
-        asked = (name, devno, driver, names)
+        asked = (device.name, device.devno, device.driver, device.names)
         if asked not in self._answers:
-            self._answers[asked] = self._merge_device(*asked)
+            self._answers[asked] = self._merge_device(device)
         merged: DevicePolicy = self._answers[asked]
         return merged
 
@@ -180,12 +175,10 @@ class Policy(keys.PolicySection):
             )
         ]
 
-    def _merge_device(
-        self, name: str, devno: str, driver: Optional[str], names: Tuple[str, ...]
-    ) -> DevicePolicy:
+    def _merge_device(self, device: Device) -> DevicePolicy:
         values = {key.attribute: self.value(key) for key in DEVICE_KEYS.values()}
         for setting in self.devices.settings:
-            if matches(setting.glob, name, devno, driver, names):
+            if matches(setting.glob, device.name, device.devno, device.driver, device.names):
                 values[setting.key.attribute] = setting.value
         # Globs that only this device makes overlap escape the check at load. The floor wins:
         # below it throughput collapses for every writer of the host.

@@ -19,7 +19,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,8 @@ class LoopServer(ABC):
         return _peer_uid(sock)
 
     def _admit(self, client: _Client) -> None:
-        full = len(self._clients) >= MAX_CLIENTS and not self._make_room(client.uid)
+        everybody = list(self._clients.values())
+        full = len(everybody) >= MAX_CLIENTS and not self._make_room(client.uid, everybody)
         same = sum(each.uid == client.uid for each in self._clients.values())
         if full or (client.uid != 0 and same >= MAX_CLIENTS_PER_UID):
             with contextlib.suppress(OSError):
@@ -212,11 +213,9 @@ class LoopServer(ABC):
         # An honest client has sent its line by now: most need no second round.
         self._progress(client)
 
-    def _make_room(self, uid: Optional[int]) -> bool:
+    def _make_room(self, uid: Optional[int], among: Sequence[_Client]) -> bool:
         """Root replaces the oldest other client, so that nobody can lock it out."""
-        if uid != 0:
-            return False
-        others = [c for c in self._clients.values() if c.uid != 0]
+        others = [c for c in among if c.uid != 0] if uid == 0 else []
         if others:
             self._drop(min(others, key=lambda c: c.deadline_s))
         return bool(others)
@@ -248,7 +247,7 @@ class LoopServer(ABC):
             self._selector.modify(client.sock, selectors.EVENT_WRITE, self)
 
     def _fits(self, answer: bytes, uid: Optional[int]) -> bool:
-        """Whether there is memory for one more answer; root replaces the oldest other client."""
+        """Whether there is memory for one more answer."""
         while True:
             held = [c for c in self._clients.values() if c.answer is not None]
             # What clients share is there once.
@@ -257,10 +256,8 @@ class LoopServer(ABC):
                 return True
             if sum(lines.values()) + len(answer) <= MAX_ANSWER_BYTES:
                 return True
-            others = [c for c in held if c.uid != 0]
-            if uid != 0 or not others:
+            if not self._make_room(uid, held):
                 return False
-            self._drop(min(others, key=lambda c: c.deadline_s))
 
     def _write(self, client: _Client) -> None:
         assert client.answer is not None
