@@ -7,13 +7,21 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, Iterator, NoReturn
 
 
-def open_closed_streams() -> None:
-    """Open closed standard streams (`>&-`, some starters), so that orders still run."""
+@contextlib.contextmanager
+def open_streams() -> Iterator[None]:
+    """For a program: open closed standard streams (`>&-`, some starters), so that orders still run.
+
+    In the end what standard error did not take is dropped.
+    """
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    try:
+        yield
+    finally:
+        drop_unwritten()
 
 
 def complain(text: str) -> None:

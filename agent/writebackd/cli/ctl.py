@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from writebackd import __version__
 from writebackd.cli.examples import EXAMPLES, examples
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
+from writebackd.command_line import Parser, complain, drop_unwritten, open_streams, seconds
 from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
 # The verbs whose first example --help shows.
@@ -224,9 +224,9 @@ _VERBS: Tuple[Tuple[str, str, str, Tuple[Option, ...]], ...] = (
 )  # fmt: skip
 
 
+@open_streams()
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one verb; returns the exit code, as in cli/exit_codes.py."""
-    open_closed_streams()
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -263,8 +263,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         complain(f"writebackctl: {error}")
         drop_unwritten("stdout")
         return int(exit_code)
-    finally:
-        drop_unwritten()
 
 
 def _check_options(words: List[str]) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.cli.sd_notify import notifier, tell
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
+from writebackd.command_line import Parser, complain, drop_unwritten, open_streams, seconds
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
@@ -109,16 +109,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@open_streams()
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the daemon; the exit code of design: 0 good, 1 bad news, 2 usage, 4 not root."""
-    open_closed_streams()
-    try:
-        return _main(argv)
-    finally:
-        drop_unwritten()
-
-
-def _main(argv: Optional[Sequence[str]]) -> int:
     args = parser().parse_args(argv)
     if os.geteuid() != 0:
         complain("writebackd: needs root, /proc/sys/vm is writable by uid 0 only: try sudo")

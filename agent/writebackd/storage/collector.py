@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Set
 
 from writebackd import __version__
-from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams, seconds
+from writebackd.command_line import Parser, complain, drop_unwritten, open_streams, seconds
 from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
@@ -100,19 +100,12 @@ def parser() -> Parser:
     return made
 
 
+@open_streams()
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
     """0: written, whatever the tools said; 1: not written; 2: wrong usage. `top`: see `find`.
 
     With --caches 0: there is no cache any more; 1 also if tools fail and no cache is seen.
     """
-    open_closed_streams()
-    try:
-        return _main(argv, top)
-    finally:
-        drop_unwritten()
-
-
-def _main(argv: Optional[Sequence[str]], top: Path) -> int:
     options = parser().parse_args(argv)
     if options.caches is not None and str(options.output) == "-":
         complain("writebackd-raid: --caches needs a file for its output")
@@ -139,10 +132,6 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
         said = f"{len(tool.controllers)} controllers or caches"
         complain(f"{tool.name} ({tool.path}): {tool.error or said}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 # How often those are asked that had no cache.
@@ -182,3 +171,7 @@ def _tools(files: KernelFiles, top: Path, empty: Set[str]) -> List[Tool]:
         if path is not None:
             tools.append(question(kind, path, "/")[0])
     return [replace(tool, controllers=stamped(tool.controllers, files)) for tool in tools]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
