@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import deque
@@ -14,7 +13,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequ
 
 from writebackd.estimate.learned import facts_of, learn, recall, unexpired
 from writebackd.report.background_writer import BackgroundWriter
-from writebackd.safe_files import MOST_BYTES, checked, save_json, write_atomically
+from writebackd.safe_files import load_json, save_json
 from writebackd.tuning import KEEP_S
 from writebackd.types.codec import pack, unpack
 from writebackd.types.core_memory import Memory
@@ -134,32 +133,28 @@ class LearnedStore(BackgroundWriter):
 
 def save_learned(path: Path, known: Mapping[str, Learned]) -> None:
     """Raises OSError."""
+    _save(path, VERSION, "devices", {name: pack(learned) for name, learned in known.items()})
+
+
+def _save(path: Path, version: int, part: str, values: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    devices = {identity: pack(learned) for identity, learned in known.items()}
-    save_json(path, {"version": VERSION, "devices": devices})
+    save_json(path, {"version": version, part: values})
 
 
 def read_learned(path: Path) -> Dict[str, Learned]:
     """By disk identity, as `_read`."""
-    return _read(path, VERSION, "devices", lambda each: unpack(Learned, each), checked)
+    return _read(path, VERSION, "devices", lambda each: unpack(Learned, each))
 
 
-def _read(
-    path: Path, version: int, part: str, parse: Callable[[Any], T],
-    check: Callable[[Any], Any] = lambda body: body,
-) -> Dict[str, T]:
-    """The values in a part of the file; none without a file.
-
-    Raises OSError, or ValueError for a damaged file.
-    """
+def _read(path: Path, version: int, part: str, parse: Callable[[Any], T]) -> Dict[str, T]:
+    """What `_save` saved, none without a file. OSError, or ValueError for a damaged one."""
     try:
-        with open(path, "rb") as file:
-            body = check(json.loads(file.read(MOST_BYTES)))
+        body = load_json(path)
+        if body is None:
+            return {}
         if body["version"] != version:
             raise ValueError(f"version {body['version']}, this release knows {version}")
-        return {str(name): parse(each) for name, each in body[part].items()}
-    except FileNotFoundError:
-        return {}
+        return {name: parse(each) for name, each in body[part].items()}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__} {error}") from None
 
@@ -226,10 +221,8 @@ def add(path: Path, identity: str, run: Calibrated) -> Tuple[Calibrated, ...]:
     known = {name: unexpired_runs(runs, run.wall_s) for name, runs in load(path).items()}
     mine = (*known.pop(identity, ()), run)[-MOST_RUNS:]
     kept = [(name, runs) for name, runs in known.items() if runs][-MOST_DISKS + 1 :]
-    rows = {name: [vars(each) for each in runs] for name, runs in [*kept, (identity, mine)]}
-    body = {"version": RUNS_VERSION, "disks": rows}
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(body).encode())
+    rows = {name: list(map(pack, runs)) for name, runs in [*kept, (identity, mine)]}
+    _save(path, RUNS_VERSION, "disks", rows)
     return mine
 
 
