@@ -50,11 +50,10 @@ def write(path: Path, seconds: int = 900) -> None:
     for _ in range(seconds * 2):
         if plant.now_s >= seconds:
             break
-        observing = 0.4 < plant.now_s / seconds < 0.6
-        mode = Mode.OBSERVE if observing else Mode.ENFORCE
+        mode = Mode.OBSERVE if 0.4 < plant.now_s / seconds < 0.6 else Mode.ENFORCE
         memory = loop.memory
         sample, estimates, decision = loop.tick()
-        if observing:
+        if mode is Mode.OBSERVE:
             plant.set_limits(None, None)
             loop.memory = replace(
                 loop.memory, limit_bytes=None, goal_bytes=None, background_bytes=None
@@ -66,7 +65,7 @@ def write(path: Path, seconds: int = 900) -> None:
             sample=replace(sample, wall_s=BEGIN_S + sample.time_s), estimates=estimates,
             decision=decision, memory=replace(memory, mode=mode), originals=RATIOS,
             probe=ProbeInfo("libbpf"), self_cpu_fraction=0.002, self_rss_bytes=19 * MB,
-            state_dir=str(path.parent), alerts=(ALERT,) if observing else (),
+            state_dir=str(path.parent), alerts=(ALERT,) * (mode is Mode.OBSERVE),
         )  # fmt: skip
         happened = tracker.tell(snapshot.alerts, snapshot.sample.wall_s)
         told = alert_events(happened, "host", "https://example.org/runbook")

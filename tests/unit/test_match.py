@@ -346,11 +346,10 @@ def test_any_facts_have_a_verdict(facts: HostFacts) -> None:
 
 def test_a_desktop_caps_sticks_whatever_they_are_called() -> None:
     policy = load_policy("desktop", root=NOWHERE)
-    for name in ("sdb", "sdq", "dm-3"):
-        stick = Device(name, "8:16", "8:16", driver="usb-storage")
-        assert policy.of(stick).ceiling_bytes == 48 << 20
-    assert policy.of(Device("sdb", "8:16", "8:16", driver="uas")).ceiling_bytes == 256 << 20
-    assert policy.of(Device("sdb", "8:16", "8:16", driver="ahci")).ceiling_bytes == 512 << 20
+    sticks = [(name, "usb-storage", 48) for name in ("sdb", "sdq", "dm-3")]
+    for name, driver, most in (*sticks, ("sdb", "uas", 256), ("sdb", "ahci", 512)):
+        disk = Device(name, "8:16", "8:16", driver=driver)
+        assert policy.of(disk).ceiling_bytes == most << 20
     assert policy.of(Device("sdb", "8:16", "8:16")).ceiling_bytes == 512 << 20
 
 
