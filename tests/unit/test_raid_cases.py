@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -96,6 +97,8 @@ def test_models_and_rebuilds() -> None:
     assert found.volumes[1].works == (ArrayWork("rebuild", 0.46),)
     old = swap("tw_cli-unit-cache", "%RCmpl", "%Cmpl").replace("46%", "46")
     assert tw_cli.parse([old])[0].volumes == found.volumes
+    (bare,) = tw_cli.parse([tw_cli_bbu("-")])
+    assert [each.mode for each in bare.volumes] == [ALWAYS, THROUGH]
 
 
 def test_an_array_with_a_name_of_the_administrator() -> None:
@@ -141,8 +144,14 @@ STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
         ("Failed", FAILED), ("Critical", FAILED), ("Msng", ABSENT), ("Learning", LEARNING),
         ("Discharging", None), ("Not Charging", None), ("Not Optimal", FAILED),
         ("Sub-optimal", None), ("Okay-ish", None), ("Optimal?", OK), ("Optimal 3", None),
-        ("Fully Charged", None), ("No Failure", None),
+        ("Fully Charged", OK), ("Half Charged", None), ("No Failure", None), ("EOL", FAILED),
     )),
+    (storcli.parse, storcli_state("Failed").replace('"Model": "CV"', '"Property": "State"').replace(
+        '"State": "Failed"', '"Value": "Failed"'), FAILED),
+    # Asked to write back, which it does not.
+    (storcli.parse, swap("storcli2-supercap-write-back", '"CurrentCache": "NR,WB"',
+                         '"CurrentCache": "NR,WT"').replace('"Present"', '"Absent"').replace(
+                         '"Energy Pack Info"', '"Other"'), ABSENT),
     *((storcli.parse, energy_bits(bits), protection) for bits, protection in (
         ("4096", OK), ("2048", OK), ("8", CHARGING), ("64", LEARNING), ("1", ABSENT),
         ("1024", FAILED), ("8192", None), ('"NA"', None), ('"fine"', None), ("255", None),
@@ -153,7 +162,7 @@ STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
         ("Not Present", ABSENT), ("Overheated", None), ("Not Ok", None),
     )),
     *((ssacli.parse, cases.ssacli(battery=said), protection) for said, protection in (
-        ("OK", OK), ("Failed (Replace Batteries)", FAILED), ("Not OK", None), ("Charged?", None),
+        ("OK", OK), ("Failed (Replace Batteries)", FAILED), ("Not OK", None),
     )),
     *((tw_cli.parse, tw_cli_bbu(said), protection) for said, protection in (
         ("OK", OK), ("Testing", LEARNING), ("Charging", CHARGING), ("Fault", FAILED),
@@ -242,18 +251,26 @@ def test_a_title_that_nobody_knows_ends_a_part() -> None:
     assert found.volumes[0].mode is None
 
 
-def test_a_smartraid_cache_that_is_off_keeps_no_writes() -> None:
-    text = swap("arcconf-smartraid-write-back",
-                "Cache Status                               : Ok",
-                "Cache Status : Permanently Disabled")  # fmt: skip
-    assert [each.mode for each in arcconf.parse([text])[0].volumes] == [THROUGH] * 3
+@pytest.mark.parametrize("key, said, mode", [
+    ("Cache Status", "Permanently Disabled", THROUGH), ("Cache Status", "Ok (Unprotected)", ALWAYS),
+    ("No-Battery Write Cache", "Enabled", ALWAYS),
+])  # fmt: skip
+def test_what_a_smartraid_cache_keeps(key: str, said: str, mode: CacheMode) -> None:
+    text = re.sub(f"{key} +:.*", f"{key} : {said}", output("arcconf-smartraid-write-back"))
+    modes = [each.mode for each in arcconf.parse([text])[0].volumes]
+    assert modes == [mode, THROUGH, THROUGH]
 
 
-def test_smartraid_keeps_writes_without_a_battery_if_told_to() -> None:
-    text = swap("arcconf-smartraid-write-back",
-                "No-Battery Write Cache                     : Disabled",
-                "No-Battery Write Cache : Enabled")  # fmt: skip
-    assert arcconf.parse([text])[0].volumes[0].mode is ALWAYS
+@pytest.mark.parametrize("battery, why, protection", [
+    ("", "Cable Error", FAILED), ("OK", "the backup power source failed to charge", FAILED),
+    ("OK", "Cache disabled; battery/capacitor charge is low.", CHARGING),
+    ("Recharging", "Cable Error", CHARGING), ("OK", "failed to expand an array", OK),
+])  # fmt: skip
+def test_why_a_cache_is_off(battery: str, why: str, protection: Protection) -> None:
+    for cache, told_of in (("Temporarily Disabled", protection), ("OK", None)):
+        text = cases.ssacli(f"{cache}\n   Cache Status Details: {why}", battery)
+        expected = told_of or {"": None, "OK": OK, "Recharging": CHARGING}[battery]
+        assert ssacli.parse([text])[0].protection is expected
 
 
 # ---- broken answers ----------------------------------------------------------
@@ -292,6 +309,8 @@ def test_every_status_but_no_controller_is_told() -> None:
     (found,) = storcli.parse([controllers(good, bad)])
     assert found.unread == ("controller 1: Failure: no answer",)
     assert storcli.parse([controllers(none)]) == ()
+    (half,) = storcli.parse([controllers({**good, **bad})])
+    assert half.volumes and half.unread == ("controller 1: Failure: no answer",)
     with pytest.raises(ToolError, match="Error: cannot open"):
         ssacli.parse(["\nError: cannot open the driver\n"])
 
@@ -393,7 +412,7 @@ def test_hpes_tools_pass_foreign_disks_over(tree: FakeSysfs, bin_dir: Path) -> N
 @pytest.mark.parametrize("place, name", [
     ("/opt/hpe/storcli/storcli64", "storcli"), ("/opt/hp/ssacli/bld/ssacli", "ssacli"),
     ("/opt/hp/hpssacli/bld/hpssacli", "ssacli"), ("/opt/MegaRAID/storcli2/storcli2", "storcli2"),
-    ("/opt/MegaRAID/perccli2/perccli2", "perccli2"),
+    ("/opt/MegaRAID/perccli2/perccli2", "perccli2"), ("/opt/lsi/perccli/perccli64", "perccli"),
     ("/opt/MegaRAID/CmdTool2/CmdTool2_64", "megacli"), ("/opt/3ware/tw_cli", "tw_cli"),
 ])  # fmt: skip
 def test_names_and_places(place: str, name: str, tmp_path: Path, tree: FakeSysfs) -> None:
@@ -518,6 +537,21 @@ def test_a_volume_of_mpi3mr(properties: Dict[str, str], known: bool, tree: FakeS
     # A disk of another name may have come and gone; without any name, nobody knows.
     named = bool(found[0].volumes[0].disk)
     assert unmatched == [] if known or named else "MegaRAID 9660-16i" in unmatched[0]
+
+
+@pytest.mark.parametrize("driver, channel, known", [
+    ("mpi3mr", 0, False), ("mpi3mr", 1, True), ("mpt3sas", 0, False), ("smartpqi", 0, False),
+    ("smartpqi", 1, True), ("megaraid_sas", 0, False), ("megaraid_sas", 2, True),
+])  # fmt: skip
+def test_a_disk_handed_through_has_no_battery(
+    driver: str, channel: int, known: bool, tree: FakeSysfs
+) -> None:
+    """Also where the controller lists no volume at all."""
+    place = f"host4/target4:{channel}:7/4:{channel}:7:0"
+    tree.disk("sda", "8:0", f"pci0000:15/0000:16:00.0/{place}/block")
+    tree.scsi_host("host4", driver)
+    found = Controller(pci="0000:16:00.0", protection=OK)
+    assert list(matched(tree, "storcli", found)[0]) == ["sda"] * known
 
 
 def test_units_of_3ware(tree: FakeSysfs) -> None:

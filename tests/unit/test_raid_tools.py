@@ -62,6 +62,7 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.arcconf(BATTERY, ""), None), (cases.arcconf("Disabled", ""), THROUGH),
         (cases.arcconf("Enabled", "?"), None),
         (cases.arcconf("Enabled", "Not supported"), THROUGH),
+        (cases.arcconf("Enabled always", "Enabled (unprotected)"), ALWAYS),
     ],
 }
 OK, CHARGING, LEARNING = Protection.OK, Protection.CHARGING, Protection.LEARNING
@@ -92,6 +93,8 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
         for backup, protection in (
             ("Ready", OK), ("Not Ready", FAILED), ("Fatal", FAILED), ("Not Present", ABSENT),
             ("Charging", CHARGING), ("?", None),
+            ("Not Ready\n         Supercap Status : Charging", CHARGING),
+            ("Not Ready\n         Supercap Status : Failed", FAILED),
         )
     ],
     megacli.parse: [
@@ -110,6 +113,7 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
            .replace("Type: BBU", f"Type: {kind}"), known) for kind, known in (
             ("CVPM02", OK), ("BBU", None))),
         ("Adapter 0: Get BBU Status Failed.\n", ABSENT), ("BBU status for Adapter: 0\n", None),
+        ("Adapter 0: BBU Hardware Absent.\n", ABSENT),
     ],
 }
 

@@ -42,7 +42,7 @@ _FOR_USERS = re.compile(
 # Channels on which controllers with a write cache show their volumes; physical disks that are
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
 # PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers; arcmsr, 3w-* have none.
-_VOLUMES = {
+VOLUMES = {
     "megaraid_sas": (2, 3), "mpi3mr": (1,), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
 }  # fmt: skip
 _CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
@@ -111,7 +111,7 @@ def _cache(
     files: KernelFiles, name: str, driver: Optional[str], place: List[str]
 ) -> Optional[str]:
     channel = re.search(r"/target\d+:(\d+):", "/".join(place))
-    volumes = _VOLUMES.get(driver or "", ())
+    volumes = VOLUMES.get(driver or "", ())
     if _CACHING.fullmatch(driver or "") or (channel and int(channel.group(1)) in volumes):
         return "controller"
     mode = files.try_read(f"/sys/block/{name}/queue/write_cache")

@@ -25,16 +25,13 @@ KEYS: table.Table = {
     "write cache": ("write-cache status", "write-cache mode"),  # what it does
     "write cache setting": ("write-cache setting",),  # its setting
     "cache status": ("cache status",), "cache board": (), "method": ("ld acceleration method",),
+    "why": ("cache status details", "cache disable reason"),
     "caching": ("caching",), "without battery": ("no-battery write cache",),
-    "battery": ("overall backup unit status", "backup power status", "status"),
-    "batteries": ("battery/capacitor pack count",),
+    "battery": ("overall backup unit status", "backup power status", "supercap status", "status"),
+    "batteries": ("battery/capacitor pack count",), "capacitor": ("supercap status",),
     "size": ("cache memory",), "write share": ("write cache percentage",), "disk": ("disk name",),
 }  # fmt: skip
-BATTERY: table.Words[Protection] = (
-    (Protection.OK, ("ok", "optimal", "ready", "zmm optimal", "zmm ready", "charged",
-                     "fully charged")),
-    *table.TROUBLE,
-)  # fmt: skip
+BATTERY: table.Words[Protection] = (*table.GOOD, *table.TROUBLE)
 _BACK, _THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
 # The current mode of a volume's cache, or its setting if a battery is the condition.
 MODES: table.Words[CacheMode] = (
@@ -42,7 +39,7 @@ MODES: table.Words[CacheMode] = (
                 "enabled write through", "on write through")),
     (_BACK, ("* when protected *",)),
     (CacheMode.ALWAYS_WRITE_BACK, ("on", "enabled", "enabled write back", "on write back",
-                                   "write back")),
+                                   "write back", *table.UNPROTECTED)),
 )  # fmt: skip
 WORK: table.Words[str] = (
     ("rebuild", table.anywhere("rebuild")), ("check", table.anywhere("verify")),
@@ -118,6 +115,10 @@ def _controller(config: str, status: str) -> Controller:
         for number, lines in volumes
     )
     model, works = own.text("model"), busy.get(None, ())
+    # After each power failure the unit is "Not Ready" until its capacitor is charged.
+    charges = table.meaning(battery.text("capacitor"), BATTERY) is Protection.CHARGING
+    if charges and battery.text("battery").lower() == "not ready":
+        del keys["battery"]["overall backup unit status"]
     return table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works)
 
 

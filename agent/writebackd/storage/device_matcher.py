@@ -9,6 +9,7 @@ from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequen
 
 from writebackd.kernel.disk_identity import Drivers, diskseq
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import VOLUMES
 from writebackd.storage.tool_output import Controller, Volume
 from writebackd.types.storage import Backing, Device
 
@@ -33,7 +34,7 @@ class _Place(NamedTuple):
     driver: Optional[str]
     pci: Optional[str]
     number: Optional[int]  # of the volume; None: it is none, or unknown
-    is_volume: Optional[bool]  # None: unknown
+    is_volume: bool
 
 
 class _Located:
@@ -120,7 +121,7 @@ class Matcher:
             place = self._place(leaf)
             if located.pci is None or place.pci != located.pci:
                 continue
-            if not located.controller.volumes and place.is_volume is not False:
+            if not located.controller.volumes and place.is_volume:
                 yield Volume()
             if place.number is not None and place.number in located.by_number:
                 yield located.by_number[place.number]
@@ -141,12 +142,13 @@ class Matcher:
             parts = (self._files.readlink(f"/sys/block/{disk}") or "").split("/")
             driver = self._drivers.of(disk, parts)
             pci = [part for part in parts if _PCI.fullmatch(part)]
-            channels, number, is_volume = _CHANNELS.get(driver or ""), None, None
+            channels, number, is_volume = _CHANNELS.get(driver or "", range(0)), None, False
             address = next(filter(None, map(_ADDRESS.fullmatch, parts)), None)
-            if address is not None and channels is not None:
+            if address is not None:
                 channel, target = int(address.group(1)), int(address.group(2))
-                is_volume = channel in channels
-                number = channels.index(channel) * 128 + target if is_volume else None
+                is_volume = channel in (*channels, *VOLUMES.get(driver or "", ()))
+                if channel in channels:
+                    number = channels.index(channel) * 128 + target
             self._places[disk] = _Place(driver, pci[-1] if pci else None, number, is_volume)
         return self._places[disk]
 

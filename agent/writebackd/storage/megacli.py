@@ -26,9 +26,7 @@ KEYS: table.Table = {
     "replacement": ("battery replacement required",), "learn": ("next learn time",),
     "mode": ("current cache policy",), "default mode": ("default cache policy",),
 }  # fmt: skip
-BATTERY: table.Words[Protection] = (
-    (Protection.OK, ("optimal", "operational")), *table.TROUBLE,
-)  # fmt: skip
+BATTERY: table.Words[Protection] = (*table.GOOD, *table.TROUBLE)
 # What firmware says with "Yes".
 FLAGS: table.Words[Optional[Protection]] = (
     (Protection.ABSENT, ("battery pack missing",)),
@@ -95,7 +93,9 @@ def _adapter(line: out.Line) -> Optional[int]:
 
 def _add(adapter: _Adapter, line: out.Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
-    if any(said in text for said in _NO_BATTERY):
+    none = line.key.startswith("adapter") and re.search("bbu|battery", text) and table.meaning(
+        text, table.TROUBLE[:1])
+    if none or any(said in text for said in _NO_BATTERY):
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)

@@ -33,7 +33,7 @@ LIMIT_S = 30.0
 _HOMES = (
     *(f"/opt/MegaRAID/{name}" for name in ("storcli", "perccli", "MegaCli", "storcli2", "perccli2",
                                            "CmdTool2")),
-    "/opt/hpe/storcli", "/opt/lsi/storcli", "/opt/lsi/storcli64",
+    "/opt/hpe/storcli", "/opt/lsi/storcli", "/opt/lsi/storcli64", "/opt/lsi/perccli",
     "/usr/local/MegaRAID Storage Manager/StorCLI", "/opt/smartstorageadmin/ssacli/bin",
     "/opt/hp/ssacli/bld", "/opt/hp/hpssacli/bld", "/opt/compaq/hpacucli/bld", "/usr/Arcconf",
     "/usr/StorMan", "/usr/RaidMan", "/opt/3ware", "/opt/3ware/CLI",

@@ -16,15 +16,17 @@ COMMANDS = (("ctrl", "all", "show", "config", "detail"),)
 KEYS: table.Table = {
     "address": ("pci address",), "slot": ("slot",),
     "cache status": ("cache status",), "cache board": ("cache board present",),
+    "why": ("cache status details", "cache disable reason"),
     "caching": ("caching", "array accelerator"), "method": ("ld acceleration method",),
     "without battery": ("no-battery write cache",),
-    "battery": ("battery/capacitor status", "battery status", "capacitor status"),
+    "battery": ("battery/capacitor status", "battery status", "capacitor status",
+                "energy pack status"),
     "batteries": ("battery/capacitor count", "battery pack count", "capacitor pack count"),
     "size": ("total cache memory available",), "write share": ("cache ratio", "accelerator ratio"),
     "disk": ("disk name",), "work": ("status",),
     "parity": ("parity initialization status",), "parity done": ("parity initialization progress",),
 }  # fmt: skip
-BATTERY: table.Words[Protection] = ((Protection.OK, ("ok",)), *table.TROUBLE)
+BATTERY: table.Words[Protection] = (*table.GOOD, *table.TROUBLE)
 # Not "ready for rebuild" and "interim recovery mode": it waits for a drive.
 WORK: table.Words[str] = (
     ("rebuild", ("recovering *", "rebuilding *")), ("migration", ("transforming *", "expanding *")),

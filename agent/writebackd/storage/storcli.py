@@ -41,8 +41,7 @@ VOLUME_KEYS: table.Table = {
     "disk": ("os drive name",), "wwn": ("scsi naa id",),
 }  # fmt: skip
 TABLES = (KEYS, PACK_KEYS, VOLUME_KEYS)
-BATTERY: table.Words[Protection] = ((Protection.OK, ("optimal", "opt", "optl", "ok", "healthy")),
-                              *table.TROUBLE)  # fmt: skip
+BATTERY: table.Words[Protection] = (*table.GOOD, *table.TROUBLE)
 MODES = {
     "WB": CacheMode.WRITE_BACK, "WT": CacheMode.WRITE_THROUGH,
     "AWB": CacheMode.ALWAYS_WRITE_BACK, "FWB": CacheMode.ALWAYS_WRITE_BACK,
@@ -106,9 +105,11 @@ def _answers(top: Any) -> Tuple[List[Answer], List[str]]:
     for row in out.rows(top["Controllers"], out.MOST_CONTROLLERS):
         status = out.under(row, "Command Status")
         number, said = out.whole(out.word(status, "Controller")), out.word(status, "Status")
-        if said == "Success" and "Response Data" in row:
+        answered = said == "Success" and "Response Data" in row
+        # With an error, too, as far as it came.
+        if answered or "VD LIST" in out.under(row, "Response Data"):
             answers.append((number, row["Response Data"]))
-        elif not _NO_CONTROLLER.search(out.word(status, "Description")):
+        if not answered and not _NO_CONTROLLER.search(out.word(status, "Description")):
             why = out.word(status, "Description")
             if why in ("", "None"):
                 why = next((out.word(row, "ErrMsg")
@@ -134,7 +135,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
     facts = table.Facts(KEYS, _flat(data))
     packs = [
         table.Facts(PACK_KEYS, _flat(row))
-        for key, listed in data.items() if _PACKS.search(key.lower()) for row in out.rows(listed)
+        for key, listed in data.items() if _PACKS.search(key.lower()) for row in _unfolded(listed)
     ]
     # Both are there on some, and the controller's schedule is the one with a date in it.
     learns = [out.moment(part.text("learn")) for part in (*packs[:1], facts)]
@@ -145,7 +146,10 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
         for row, _, volume in _volumes(data)
         if volume is not None
     )
-    needed = bool(volumes) and capacity_bytes != 0 and not all_write_through(volumes)
+    # storcli2 tells what was asked for, which a volume does not do without a battery.
+    wanted = any("WB" in out.word(row, "DefaultCache") for row, *_ in _volumes(data))
+    used = wanted or not all_write_through(volumes)
+    needed = bool(volumes) and capacity_bytes != 0 and used
     return Controller(
         pci=out.pci_address(facts.text("address")),
         model=out.name(facts.text("model")),
@@ -156,6 +160,13 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
         volumes=volumes,
         unread=tuple(word for pack in (facts, *packs) for word in pack.unread),
     )
+
+
+def _unfolded(listed: Any) -> List[Dict[str, Any]]:
+    """The rows of a list; one row of what has a row for each "Property"."""
+    listed = out.rows(listed)
+    folded = {out.word(row, "Property"): row.get("Value") for row in listed if "Property" in row}
+    return [folded] if folded else listed
 
 
 def _volumes(data: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any], str, Optional[int]]]:

@@ -36,7 +36,7 @@ TROUBLE: Words[Protection] = (
         "not connected", "removed"))),
     (Protection.FAILED, anywhere(
         "failed", "failure", "fail", "fatal", "replace", "replacement", "error", "fault", "faulty",
-        "bad", "dead", "critical", "invalid", "defective", "expired", "end of life")),
+        "bad", "dead", "critical", "invalid", "defective", "expired", "end of life", "eol")),
     (Protection.LEARNING, anywhere(
         "learning", "learn", "relearn", "relearning", "testing", "calibrating", "recalibrating",
         "calibration", "reconditioning")),
@@ -92,11 +92,23 @@ def _pattern(phrase: str) -> Pattern[str]:
     return re.compile(before + re.escape(phrase.strip("* ")) + behind)
 
 
+# A good battery, in the words of all vendors.
+GOOD: Words[Protection] = ((Protection.OK, (
+    "ok", "opt", "optl", "optimal", "operational", "healthy", "good", "normal", "ready",
+    "charged", "fully charged", "zmm optimal", "zmm ready")),)  # fmt: skip
+# Of a cache that is used without a good battery.
+UNPROTECTED = anywhere("unprotected", "not protected", "always", "forced")
+# Why a cache is off, where it is for its battery: a low charge passes.
+_CHARGE: Words[Protection] = (
+    (Protection.CHARGING, anywhere("charge is low", "low batteries", "low battery")), *TROUBLE
+)  # fmt: skip
+_OF_BATTERY = re.compile("batter|capacitor|backup power|charge|cable", re.IGNORECASE)
+
 # The cache as the controllers of Microchip's firmware have it, by ssacli or arcconf: on as a whole,
 # on for a volume, with a share for writes, and with or without a battery.
 _SWITCH: Words[bool] = (
     # A cache of SSDs is behind the controller's.
-    (True, ("ok", "enabled", "on", "true", "controller cache",
+    (True, ("ok", "enabled", "on", "true", "controller cache", *UNPROTECTED,
             *anywhere("smartcache", "maxcache"))),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
     (False, ("off", "false", "none", "not configured", "not supported", "* disabled", "disabled *",
@@ -113,6 +125,10 @@ def switched_controller(
     protection = battery.state("battery", words)
     if not battery.text("battery") and battery.text("batteries") == "0":
         protection = Protection.ABSENT
+    # With a broken cable nothing else is said of the battery, or that it is good.
+    why = own.text("why") if meaning(own.text("cache status"), _SWITCH) is False else ""
+    if protection in (None, Protection.OK) and _OF_BATTERY.search(why):
+        protection = meaning(why, _CHARGE) or protection
     return Controller(
         pci=pci,
         model=out.name(model),
@@ -134,5 +150,6 @@ def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Op
         return CacheMode.WRITE_THROUGH
     if cache is None or True not in switches or volume.unread:
         return None
-    always = own.state("without battery", _SWITCH)
+    always = own.state("without battery", _SWITCH) or meaning(
+        own.text("cache status"), ((True, UNPROTECTED),))
     return CacheMode.ALWAYS_WRITE_BACK if always else CacheMode.WRITE_BACK

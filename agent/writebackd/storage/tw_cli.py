@@ -19,7 +19,7 @@ KEYS: table.Table = {
     "mode": ("cache",), "work": ("status",), "rebuilt": ("%rcmpl",), "done": ("%cmpl", "%v/i/m"),
 }  # fmt: skip
 BATTERY: table.Words[Protection] = (
-    (Protection.OK, ("ok",)), (Protection.ABSENT, ("off", "notpresent")), *table.TROUBLE,
+    *table.GOOD, (Protection.ABSENT, ("off", "notpresent")), *table.TROUBLE,
 )  # fmt: skip
 # The read cache is R, with i (intelligent) or b (basic), the write cache W.
 MODES: table.Words[CacheMode] = (
@@ -75,19 +75,23 @@ def _rows(text: str) -> Iterator[out.Keys]:
 def _controller(facts: table.Facts, units: Sequence[table.Facts]) -> Controller:
     # "-" is a card without a battery; to table.meaning() it is nothing.
     none = facts.text("battery") == "-"
+    protection = Protection.ABSENT if none else facts.state("battery", BATTERY)
     return Controller(
         model=out.name(facts.text("model")),
-        protection=Protection.ABSENT if none else facts.state("battery", BATTERY),
-        volumes=tuple(_volume(unit) for unit in units),
+        protection=protection,
+        volumes=tuple(_volume(unit, protection is Protection.ABSENT) for unit in units),
         unread=tuple(facts.unread),
     )
 
 
-def _volume(facts: table.Facts) -> Volume:
+def _volume(facts: table.Facts, bare: bool) -> Volume:
+    """`bare`: a cache that is on holds writes without a battery."""
+    mode = facts.state("mode", MODES)
+    mode = CacheMode.ALWAYS_WRITE_BACK if bare and mode is CacheMode.WRITE_BACK else mode
     kind = table.meaning(facts.text("work"), WORK)
     shares = (out.share(f"{facts.text(fact)}%") for fact in ("rebuilt", "done"))  # old: no "%"
     done = next((share for share in shares if share is not None), None)
     return Volume(
-        int(facts.text("volume")[1:]), mode=facts.state("mode", MODES),
+        int(facts.text("volume")[1:]), mode=mode,
         works=(ArrayWork(kind, done),) if kind else (), unread=tuple(facts.unread),
     )  # fmt: skip
