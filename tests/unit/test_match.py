@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_sysfs import RAID
+from fake_sysfs import RAID, SATA
 from match_host import GIB, MADE_FOR, NOWHERE, SHIPPED, Build, Host, site
 from writebackd.kernel.host_facts import read_facts
 from writebackd.policy import PolicyError, list_policies, load_policy, rules, units
@@ -37,6 +37,11 @@ def test_a_host_made_for_a_class_is_matched_by_it_alone(tmp_path: Path, name: st
 def dom0(host: Host) -> Host:
     host.tree.text("/proc/xen/capabilities", "control_d")
     return host
+
+
+def greets(host: Host, unit: str, named: str) -> Host:
+    host.tree.link("/etc/systemd/system/display-manager.service", f"/usr/lib/systemd/system/{named}")
+    return host.metal().nvme().runs(unit)
 
 
 # Hosts that are several things at once, and what decides.
@@ -97,7 +102,14 @@ MIXED: List[Tuple[str, Build, str]] = [
      "file-server"),
     ("Sway from a console", lambda h: h.metal().ssd().runs("rtkit-daemon.service"), "desktop"),
     ("COSMIC", lambda h: h.metal().nvme().runs("cosmic-greeter.service"), "desktop"),
-    ("ly", lambda h: h.metal().nvme().runs("ly@tty2.service"), "desktop"),
+    ("ly", lambda h: greets(h, "ly-kmsconvt@tty2.service", "ly-kmsconvt@.service"), "desktop"),
+    ("a display manager of any name", lambda h: greets(h, "ddm.service", "ddm.service"), "desktop"),
+    ("one that does not run", lambda h: greets(h, "cron.service", "gdm.service"), "default"),
+    ("Oracle 23ai Free", lambda h: h.metal().nvme().runs("db_pmon_FREE"), "db-nvme"),
+    ("Kunpeng", lambda h: h.metal().disk(SATA, "hisi_sas_v3_hw").runs("irisdb"), "db-ssd"),
+    ("Veeam's hardened repository", lambda h: h.metal().hdd().runs("veeamimmureposv"),
+     "backup-target"),
+    ("KubeEdge", lambda h: h.metal().ssd().runs("edgecore"), "kubernetes-node"),
     ("database beside guests", lambda h: h.metal().raid().runs("pvedaemon.service", "mariadbd"),
      "hypervisor"),
     ("Proxmox Backup on Proxmox",

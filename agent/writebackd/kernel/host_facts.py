@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Facts about this host for [match], from /proc and /sys without touching a disk.
 
-Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil would
-complete a long name from /proc/PID/cmdline, which lies in the process' memory: that may have to
-come from a disk that hangs, and waits for a lock that a stuck process holds.
+Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo; of /etc, one
+link.  psutil would complete a long name from /proc/PID/cmdline, which lies in the process' memory:
+that may have to come from a disk that hangs, and waits for a lock that a stuck process holds.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ _MAKERS = (
     "lenovo", "nvidia", "supermicro", "wiwynn",
 )  # fmt: skip
 _DMI = "/sys/class/dmi/id"
+_DISPLAY = "display-manager.service"
 _XEN_DOM0 = 1 << 11  # XENFEAT_dom0
 
 
@@ -144,6 +145,10 @@ def _services(
             processes.add(printable(name))
     if not seen:
         return None, None
+    # Whatever the display manager is called, also as an instance: ly@tty2.service of ly@.service.
+    called = (files.readlink(f"/etc/systemd/system/{_DISPLAY}") or "").rpartition("/")[2]
+    if called in units | {re.sub("@.*[.]", "@.", unit) for unit in units}:
+        units.add(_DISPLAY)
     return tuple(sorted(units)), tuple(sorted(processes))
 
 
