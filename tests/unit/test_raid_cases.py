@@ -157,8 +157,8 @@ STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
         ("1024", FAILED), ("8192", None), ('"NA"', None), ('"fine"', None), ("255", None),
     )),
     *((arcconf.parse, smartraid(said), protection) for said, protection in (
-        ("Ok", OK), ("Failed", FAILED), ("Fully Charged", OK), ("Not Fully Charged", CHARGING),
-        ("Recharging", CHARGING),
+        ("Ok", OK), ("Okay", OK), ("Failed", FAILED), ("Fully Charged", OK),
+        ("Not Fully Charged", CHARGING), ("Recharging", CHARGING),
         ("Not Present", ABSENT), ("Overheated", None), ("Not Ok", None),
     )),
     *((ssacli.parse, cases.ssacli(battery=said), protection) for said, protection in (
@@ -248,11 +248,12 @@ def test_a_title_that_nobody_knows_ends_a_part() -> None:
                         "Cache Status : of drives")  # fmt: skip
     text = text.replace("   Cache Status                               : Ok\n", "", 1)
     (found,) = arcconf.parse([text])
-    assert found.volumes[0].mode is None
+    assert [each.mode for each in found.volumes] == [None, THROUGH, THROUGH]
 
 
 @pytest.mark.parametrize("key, said, mode", [
     ("Cache Status", "Permanently Disabled", THROUGH), ("Cache Status", "Ok (Unprotected)", ALWAYS),
+    ("Cache Status", "Disabled (unprotected)", THROUGH),
     ("No-Battery Write Cache", "Enabled", ALWAYS),
 ])  # fmt: skip
 def test_what_a_smartraid_cache_keeps(key: str, said: str, mode: CacheMode) -> None:

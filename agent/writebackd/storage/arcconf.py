@@ -134,7 +134,7 @@ def _volume(
     number: int, volume: table.Facts, own: table.Facts, write_share: Optional[float],
     works: Tuple[ArrayWork, ...],
 ) -> Volume:
-    if own.is_reported("cache status"):
+    if own.is_reported("cache status") or volume.is_reported("caching"):
         mode = table.switched_mode(own, volume, write_share)
     else:
         mode = _mode(volume)

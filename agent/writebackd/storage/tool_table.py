@@ -94,7 +94,7 @@ def _pattern(phrase: str) -> Pattern[str]:
 
 # A good battery, in the words of all vendors.
 GOOD: Words[Protection] = ((Protection.OK, (
-    "ok", "opt", "optl", "optimal", "operational", "healthy", "good", "normal", "ready",
+    "ok", "okay", "opt", "optl", "optimal", "operational", "healthy", "good", "normal", "ready",
     "charged", "fully charged", "zmm optimal", "zmm ready")),)  # fmt: skip
 # Of a cache that is used without a good battery.
 UNPROTECTED = anywhere("unprotected", "not protected", "always", "forced")
@@ -108,11 +108,12 @@ _OF_BATTERY = re.compile("batter|capacitor|backup power|charge|cable", re.IGNORE
 # on for a volume, with a share for writes, and with or without a battery.
 _SWITCH: Words[bool] = (
     # A cache of SSDs is behind the controller's.
-    (True, ("ok", "enabled", "on", "true", "controller cache", *UNPROTECTED,
+    (True, ("ok", "enabled", "on", "true", "controller cache",
             *anywhere("smartcache", "maxcache"))),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
     (False, ("off", "false", "none", "not configured", "not supported", "* disabled", "disabled *",
              *anywhere("smart path", "smart io path", "io bypass", "i o bypass"))),
+    (True, UNPROTECTED),
 )  # fmt: skip
 
 
