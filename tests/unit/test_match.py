@@ -40,7 +40,8 @@ def dom0(host: Host) -> Host:
 
 
 def greets(host: Host, unit: str, named: str) -> Host:
-    host.tree.link("/etc/systemd/system/display-manager.service", f"/usr/lib/systemd/system/{named}")
+    link = "/etc/systemd/system/display-manager.service"
+    host.tree.link(link, f"/usr/lib/systemd/system/{named}")
     return host.metal().nvme().runs(unit)
 
 
