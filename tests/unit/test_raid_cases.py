@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -536,6 +537,20 @@ def test_a_volume_of_mpi3mr(properties: Dict[str, str], known: bool, tree: FakeS
     # A disk of another name may have come and gone; without any name, nobody knows.
     named = bool(found[0].volumes[0].disk)
     assert unmatched == [] if known or named else "MegaRAID 9660-16i" in unmatched[0]
+
+
+def test_a_tool_that_finds_no_controller_is_told(tree: FakeSysfs) -> None:
+    two_adaptecs(tree)
+    none, other = Tool("ssacli", "/x"), Tool("arcconf", "/y")
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for tools, error in (
+        ((none,), None), ((other,), "arcconf: finds no controller, but aacraid has disks"),
+        ((other, replace(none, name="tw_cli")), "arcconf: finds no controller, but aacraid"),
+        ((replace(other, error="broken"),), None),
+    ):  # fmt: skip
+        leave(tree, *tools)
+        said = look_at_arrays(tree.files, scan(tree.files), now_s, ME)[1]
+        assert (said or "").startswith(error or "x") if error else said is None
 
 
 @pytest.mark.parametrize("driver, channel, known", [

@@ -83,8 +83,11 @@ def look_at_arrays(
             if not slept(report, files):
                 error = f"{RAID} is {_age(report, now_s)}: check that writebackd-raid.timer runs"
         else:
+            seen = [tool.name for tool in report.tools if tool.controllers]
             for tool in report.tools:
                 backings += matcher.backings(tool.name, tool.controllers, report.wall_s)
+                if tool.error is None and not tool.controllers:
+                    matcher.miss(tool.name, seen)
             error = "; ".join(matcher.unmatched[:MOST_UNMATCHED]) or None
     except FileNotFoundError:
         pass  # nobody collects

@@ -21,7 +21,15 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import linux_storage, report_file
 from writebackd.storage.device_matcher import stamped
-from writebackd.storage.raid_tools import LIMIT_S, find, kinds, mapped, question, search_path
+from writebackd.storage.raid_tools import (
+    LIMIT_S,
+    distrusted,
+    find,
+    kinds,
+    mapped,
+    question,
+    search_path,
+)
 from writebackd.storage.report_file import CollectorReport, Tool
 from writebackd.storage.tool_output import ToolError
 
@@ -52,7 +60,10 @@ def collect(
         for kind in kinds(files):
             path = find(kind, places, top)
             known = {earlier.name for earlier in tools if earlier.controllers}
-            if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
+            if (known | hang) & set(_SAME.get(kind.name, ())):
+                continue
+            if path is None:
+                tools += distrusted(kind, places, top)
                 continue
             tool, hung = question(kind, path, home, limit_s)
             tools.append(replace(tool, controllers=stamped(tool.controllers, files)))

@@ -95,6 +95,13 @@ class Matcher:
                 why = "" if one.pci else ", which tells no address"
                 self.unmatched.append(f"{source}: no disk is known to be of {what}{why}")
 
+    def miss(self, source: str, seen: Sequence[str]) -> None:
+        """Add that `source` finds no controller, if none of the tools `seen` does in its place."""
+        known = [driver for each in seen for driver in _DRIVERS.get(each, ())]
+        for driver in _DRIVERS.get(source, ()):
+            if driver not in known and self._adapters((driver,)):
+                self.unmatched.append(f"{source}: finds no controller, but {driver} has disks")
+
     def on_the_disks_of(self, array: str) -> List[Device]:
         """The devices on top of an array, and those that share a disk with it."""
         disks = self._names(array)

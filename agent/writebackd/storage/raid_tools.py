@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
 from writebackd.kernel.child_process import output_of
@@ -163,15 +163,27 @@ def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optio
     It runs as root, so no other user may replace it either: only root may write the directories
     below `top`, which is itself trusted.
     """
+    return next((path for path, why in _programs(kind, directories, top) if why is None), None)
+
+
+def distrusted(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Tuple[Tool, ...]:
+    """What `find` passes over, with the remedy: an archive's files belong to who packed it."""
+    found = [(path, why) for path, why in _programs(kind, directories, top) if why is not None]
+    return tuple(Tool(kind.name, str(path), printable(f"not run: {why}")[: 2 * MOST_NAME])
+                 for path, why in found[:1])  # fmt: skip
+
+
+def _programs(
+    kind: Kind, directories: Sequence[str], top: Path
+) -> Iterator[Tuple[Path, Optional[str]]]:
+    """A tool's programs with all links resolved, and why one is not safe."""
     for program in kind.programs:
         for directory in directories:
             # RuntimeError: links in a circle, before Python 3.13.
             with contextlib.suppress(OSError, RuntimeError):
                 path = (Path(directory) / program).resolve(strict=True)
-                if path.is_file() and others_may_change(path, top.resolve()) is None:
-                    if os.access(path, os.X_OK):
-                        return path
-    return None
+                if path.is_file() and os.access(path, os.X_OK):
+                    yield path, others_may_change(path, top.resolve())
 
 
 def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:
