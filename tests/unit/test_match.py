@@ -79,8 +79,6 @@ MIXED: List[Tuple[str, Build, str]] = [
      "db-nvme"),
     ("Ganeti", lambda h: h.metal().nvme().runs("kvm"), "hypervisor"),
     ("MicroCeph", lambda h: h.metal().hdd().runs("snap.microceph.osd.service"), "ceph-osd"),
-    ("SAP HANA", lambda h: h.metal().nvme().runs("hdbindexserver"), "db-nvme"),
-    ("Trinity", lambda h: h.metal().nvme().runs("tdm-trinity.service"), "desktop"),
     ("BackupPC", lambda h: h.metal().hdd().runs("BackupPC"), "backup-target"),
     ("MegaRAID 96xx", lambda h: h.metal().disk(
         RAID.replace("2:2:0", "1:1:0"), "mpi3mr", rotational=True).runs("postgres"), "db-hwraid"),
@@ -131,7 +129,6 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("a name that the kernel cuts off",
      lambda h: h.metal().memory(256 * GIB).ssd().runs("clickhouse-serv"), "analytics"),
     ("a user's database", lambda h: h.metal().raid().by_user("postgres"), "default"),
-    ("a user's etcd", lambda h: h.metal().ssd().by_user("etcd"), "default"),
     ("nothing known", lambda h: h, "default"),
 ]
 

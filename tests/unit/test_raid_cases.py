@@ -147,7 +147,6 @@ STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
     )),
     (storcli.parse, storcli_state("Failed").replace('"Model": "CV"', '"Property": "State"').replace(
         '"State": "Failed"', '"Value": "Failed"'), FAILED),
-    # Asked to write back, which it does not.
     (storcli.parse, swap("storcli2-supercap-write-back", '"CurrentCache": "NR,WB"',
                          '"CurrentCache": "NR,WT"').replace('"Present"', '"Absent"').replace(
                          '"Energy Pack Info"', '"Other"'), ABSENT),
@@ -161,7 +160,8 @@ STATES: List[Tuple[Parse, str, Optional[Protection]]] = [
         ("Not Present", ABSENT), ("Overheated", None), ("Not Ok", None),
     )),
     *((ssacli.parse, cases.ssacli(battery=said), protection) for said, protection in (
-        ("OK", OK), ("Failed (Replace Batteries)", FAILED), ("Not OK", None),
+        ("OK", OK), ("Failed (Replace Batteries)", FAILED), ("Not OK", None), ("", None),
+        ("Recharging", CHARGING), ("Not Present", ABSENT), ("?", None),
     )),
     *((tw_cli.parse, tw_cli_bbu(said), protection) for said, protection in (
         ("OK", OK), ("Testing", LEARNING), ("Charging", CHARGING), ("Fault", FAILED),
@@ -209,35 +209,6 @@ def test_a_mode_in_no_row_is_kept(parse: Parse, text: str) -> None:
     assert found.volumes[0].mode is None
     (said,) = found.volumes[0].unread
     assert "Sleepy" in said or "ZZ" in said or "WriteSometimes" in said
-
-
-@pytest.mark.parametrize("policy, mode", [
-    ("RaWBD", BACK), ("RAWBD", ALWAYS), ("NRAWBC", ALWAYS), ("RaAWBD", ALWAYS), ("RaWTC", THROUGH),
-    ("RaFWBC", ALWAYS), ("NR,WB", BACK), ("RA,WT", THROUGH), ("R,AWB", ALWAYS), ("NR,WBx", None),
-    ("WB,WT", None),
-])  # fmt: skip
-def test_storcli_policies(policy: str, mode: Optional[CacheMode]) -> None:
-    (found,) = storcli.parse([swap("storcli-plain-show", "RWBD", policy)])
-    assert found.volumes[0].mode is mode
-
-
-@pytest.mark.parametrize("mode, setting, found", [
-    ("Enabled (write-back)", "Enabled (write-back) when protected by battery/ZMM", BACK),
-    ("Enabled (write-back)", "Enabled (write-back)", ALWAYS),
-    ("Enabled (write-through)", "Enabled (write-back)", THROUGH),
-    ("Disabled (write-through)", "Enabled (write-back)", THROUGH), ("?", "Enabled", None),
-    ("Disabled (write-through)", "Enabled (write-back) when protected by battery/ZMM", THROUGH),
-])  # fmt: skip
-def test_old_arcconf_tells_the_mode_beside_the_setting(
-    mode: str, setting: str, found: Optional[CacheMode]
-) -> None:
-    text = swap("arcconf-old-unprotected-write-back",
-                "Write-cache mode                         : Enabled (write-back)",
-                f"Write-cache mode : {mode}")  # fmt: skip
-    text = text.replace("Write-cache setting                      : Enabled (write-back)",
-                        f"Write-cache setting : {setting}")  # fmt: skip
-    (controller,) = arcconf.parse([text])
-    assert controller.volumes[0].mode is found
 
 
 def test_a_title_that_nobody_knows_ends_a_part() -> None:

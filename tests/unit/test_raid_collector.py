@@ -282,7 +282,7 @@ def test_what_waits_for_a_disk_in_the_kernel_is_left_out(
     tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = threading.Event()
-    monkeypatch.setattr(collector, "LIMIT_S", 0.05)
+    monkeypatch.setattr(raid_tools, "LIMIT_S", 0.05)
     monkeypatch.setattr(
         "writebackd.storage.linux_storage.read_bcache", lambda files: ()[disk.wait(5) :]
     )

@@ -45,7 +45,9 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         for policy, mode in (
             ("RWBD", BACK), ("NRWBC", BACK), ("RAWBD", ALWAYS), ("NRAWBD", ALWAYS),
             ("RFWBD", ALWAYS), ("RWTD", THROUGH), ("NRWTC", THROUGH), ("R", None), ("", None),
-            ("RWBDX", None), (7, None), ("NR, WB", BACK),
+            ("RWBDX", None), (7, None), ("NR, WB", BACK), ("RaWBD", BACK), ("NRAWBC", ALWAYS),
+            ("RaAWBD", ALWAYS), ("RaWTC", THROUGH), ("RaFWBC", ALWAYS), ("NR,WB", BACK),
+            ("RA,WT", THROUGH), ("R,AWB", ALWAYS), ("NR,WBx", None), ("WB,WT", None),
         )
     ],
     ssacli.parse: [
@@ -60,6 +62,11 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.arcconf("Enabled", "On"), ALWAYS), (cases.arcconf(BATTERY, "On"), BACK),
         (cases.arcconf("Enabled", "Off"), THROUGH), (cases.arcconf(BATTERY, "Off"), THROUGH),
         (cases.arcconf(BATTERY, ""), None), (cases.arcconf("Disabled", ""), THROUGH),
+        # As the mode that old ones print instead of the status.
+        (cases.arcconf(BATTERY, "Enabled (write-back)"), BACK),
+        (cases.arcconf("Enabled (write-back)", "Enabled (write-back)"), ALWAYS),
+        (cases.arcconf("Enabled (write-back)", "Enabled (write-through)"), THROUGH),
+        (cases.arcconf(BATTERY, "Disabled (write-through)"), THROUGH),
         (cases.arcconf("Enabled", "?"), None),
         (cases.arcconf("Enabled", "Not supported"), THROUGH),
         (cases.arcconf("Enabled always", "Enabled (unprotected)"), ALWAYS),
@@ -73,26 +80,17 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
         for bits, battery, protection in (
             (0, "Optimal", OK), (4096, "Optimal", OK), (8, "Optimal", CHARGING),
             (64, "Optimal", LEARNING), (1024, "Optimal", FAILED), (256, "Optimal", FAILED),
-            (512 | 8, "Optimal", FAILED), (1, "Optimal", ABSENT), (0, "Failed", FAILED),
-            (0, "Degraded (Needs Attention)", FAILED), (0, "Learning", LEARNING),
-            (0, "Charging", CHARGING), ("NA", "Optimal", OK), (255, "Optimal", OK),
+            (512 | 8, "Optimal", FAILED), (1, "Optimal", ABSENT), (0, "Charging", CHARGING),
+            ("NA", "Optimal", OK), (255, "Optimal", OK),
             ("NA", "", None), ("NA", "who knows", None), (0, "", OK), ("NA", None, ABSENT),
             (0, None, ABSENT), (1 << 13, "Optimal", OK), (1 << 14, "Optimal", None),
             (1 << 15, "Failed", FAILED),
         )
     ] + [(cases.storcli_all("RWTD", battery="Failed"), FAILED)],  # bad, though none is needed
-    ssacli.parse: [
-        (cases.ssacli(battery=said), protection)
-        for said, protection in (
-            ("OK", OK), ("Recharging", CHARGING), ("Failed (Replace Batteries/Capacitors)", FAILED),
-            ("Not Present", ABSENT), ("", None), ("?", None),
-        )
-    ],
     arcconf.parse: [
         (cases.arcconf(backup=backup), protection)
         for backup, protection in (
-            ("Ready", OK), ("Not Ready", FAILED), ("Fatal", FAILED), ("Not Present", ABSENT),
-            ("Charging", CHARGING), ("?", None),
+            ("Ready", OK), ("Not Ready", FAILED), ("Fatal", FAILED), ("?", None),
             ("Not Ready\n         Supercap Status : Charging", CHARGING),
             ("Not Ready\n         Supercap Status : Failed", FAILED),
         )

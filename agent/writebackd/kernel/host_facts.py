@@ -41,11 +41,11 @@ _FOR_USERS = re.compile(
 )
 # Channels on which controllers with a write cache show their volumes; physical disks that are
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
-# PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers; arcmsr, 3w-* have none.
+# PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers; arcmsr has none.
 VOLUMES = {
     "megaraid_sas": (2, 3), "mpi3mr": (1,), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
+    "3w-9xxx": (0,), "3w-sas": (0,), "3w-xxxx": (0,),
 }  # fmt: skip
-_CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
 # Parts of the names that virtual machines have in DMI, for processors without such a flag.
 _VIRTUAL = (
     "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
@@ -113,7 +113,7 @@ def _cache(
 ) -> Optional[str]:
     channel = re.search(r"/target\d+:(\d+):", "/".join(place))
     volumes = VOLUMES.get(driver or "", ())
-    if _CACHING.fullmatch(driver or "") or (channel and int(channel.group(1)) in volumes):
+    if driver == "arcmsr" or (channel and int(channel.group(1)) in volumes):
         return "controller"
     mode = files.try_read(f"/sys/block/{name}/queue/write_cache")
     return {"write back": "drive", "write through": "none"}.get(mode or "")

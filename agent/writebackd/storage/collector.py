@@ -19,17 +19,8 @@ from writebackd.command_line import Parser, complain, drop_unwritten, open_strea
 from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
-from writebackd.storage import linux_storage, report_file
+from writebackd.storage import linux_storage, raid_tools, report_file
 from writebackd.storage.device_matcher import stamped
-from writebackd.storage.raid_tools import (
-    LIMIT_S,
-    distrusted,
-    find,
-    kinds,
-    mapped,
-    question,
-    search_path,
-)
 from writebackd.storage.report_file import CollectorReport, Tool
 from writebackd.storage.tool_output import ToolError
 
@@ -43,7 +34,7 @@ _TIME = seconds(0.1, 600.0)
 
 def collect(
     files: KernelFiles,
-    limit_s: float = LIMIT_S,
+    limit_s: float = raid_tools.LIMIT_S,
     directories: Optional[Sequence[str]] = None,
     top: Path = Path("/"),
 ) -> CollectorReport:
@@ -54,18 +45,18 @@ def collect(
     begun = report_file.begun(files)
     tools: List[Tool] = []
     hang: Set[str] = set()
-    places = search_path() if directories is None else directories
+    places = raid_tools.search_path() if directories is None else directories
     # Some leave logs where they are.
     with tempfile.TemporaryDirectory(prefix="writebackd-raid-") as home:
-        for kind in kinds(files):
-            path = find(kind, places, top)
+        for kind in raid_tools.kinds(files):
+            path = raid_tools.find(kind, places, top)
             known = {earlier.name for earlier in tools if earlier.controllers}
             if (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             if path is None:
-                tools += distrusted(kind, places, top)
+                tools += raid_tools.distrusted(kind, places, top)
                 continue
-            tool, hung = question(kind, path, home, limit_s)
+            tool, hung = raid_tools.question(kind, path, home, limit_s)
             tools.append(replace(tool, controllers=stamped(tool.controllers, files)))
             if hung:
                 hang.add(kind.name)
@@ -84,7 +75,7 @@ def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
             if controllers:
                 tools.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
 
-    Job(look, LIMIT_S, "kernel").wait(LIMIT_S)
+    Job(look, raid_tools.LIMIT_S, "kernel").wait(raid_tools.LIMIT_S)
     return replace(report, tools=(*report.tools, *tools))
 
 
@@ -105,7 +96,7 @@ def parser() -> Parser:
         help="read only bcache, dm-writecache and dm-cache, repeatedly, while there is any",
     )  # fmt: skip
     made.add_argument(
-        "--limit", type=_TIME, default=LIMIT_S, metavar="SECONDS",
+        "--limit", type=_TIME, default=raid_tools.LIMIT_S, metavar="SECONDS",
         help="for each question; default: %(default)g",
     )  # fmt: skip
     return made
@@ -163,7 +154,7 @@ def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/
             empty.clear()
         report = report_file.begun(files)
         tools = [tool for tool in _tools(files, top, empty) if tool.controllers or tool.error]
-        empty.update({kind.name for kind in mapped(files)} - {tool.name for tool in tools})
+        empty |= {kind.name for kind in raid_tools.mapped(files)} - {tool.name for tool in tools}
         if not tools:
             output.unlink(missing_ok=True)
             return
@@ -177,10 +168,10 @@ def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/
 
 def _tools(files: KernelFiles, top: Path, empty: Set[str]) -> List[Tool]:
     tools = [Tool("bcache", "/sys/block", None, linux_storage.read_bcache(files))]
-    for kind in mapped(files):
-        path = find(kind, search_path(), top) if kind.name not in empty else None
+    for kind in (each for each in raid_tools.mapped(files) if each.name not in empty):
+        path = raid_tools.find(kind, raid_tools.search_path(), top)
         if path is not None:
-            tools.append(question(kind, path, "/")[0])
+            tools.append(raid_tools.question(kind, path, "/")[0])
     return [replace(tool, controllers=stamped(tool.controllers, files)) for tool in tools]
 
 

@@ -19,13 +19,10 @@ _DRIVERS = {
     "storcli2": ("mpi3mr",), "perccli2": ("mpi3mr",), "tw_cli": ("3w-9xxx", "3w-sas", "3w-xxxx"),
     "arcconf": ("aacraid", "smartpqi"), "ssacli": ("hpsa", "smartpqi", "cciss"),
 }  # fmt: skip
-# From this channel on a controller shows its volumes, 128 on each: the number of one is
-# (channel - first) * 128 + target (MEGASAS_MAX_PD_CHANNELS, megasas_queue_command()); of aacraid
-# the container's is its target on channel 0, of 3w-9xxx the unit's. What has another channel is a
-# disk handed through.
-_CHANNELS = {
-    "megaraid_sas": range(2, 4), **dict.fromkeys(("aacraid", *_DRIVERS["tw_cli"]), range(1))
-}  # fmt: skip
+# With 128 volumes on each of its channels, the number of one is (channel - first) * 128 + target
+# (MEGASAS_MAX_PD_CHANNELS, megasas_queue_command()); of aacraid the container's is its target, of
+# 3w-9xxx the unit's. What has another channel is a disk handed through.
+_NUMBERED = ("megaraid_sas", "aacraid", *_DRIVERS["tw_cli"])
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
 
@@ -149,12 +146,12 @@ class Matcher:
             parts = (self._files.readlink(f"/sys/block/{disk}") or "").split("/")
             driver = self._drivers.of(disk, parts)
             pci = [part for part in parts if _PCI.fullmatch(part)]
-            channels, number, is_volume = _CHANNELS.get(driver or "", range(0)), None, False
+            channels, number, is_volume = VOLUMES.get(driver or "", ()), None, False
             address = next(filter(None, map(_ADDRESS.fullmatch, parts)), None)
             if address is not None:
                 channel, target = int(address.group(1)), int(address.group(2))
-                is_volume = channel in (*channels, *VOLUMES.get(driver or "", ()))
-                if channel in channels:
+                is_volume = channel in channels
+                if is_volume and driver in _NUMBERED:
                     number = channels.index(channel) * 128 + target
             self._places[disk] = _Place(driver, pci[-1] if pci else None, number, is_volume)
         return self._places[disk]

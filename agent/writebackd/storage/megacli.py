@@ -57,7 +57,8 @@ WORK = {
 _ADAPTER = re.compile(
     r"(?:adapter[ :]*#?([0-9]{1,3})\b.*|.*\bfor (?:adapter|controller)[ :]*([0-9]{1,3}))", re.DOTALL
 )
-_NO_BATTERY = ("get bbu status failed", "no bbu", "battery hw not present", "not have bbu")
+_NO_BATTERY = re.compile(
+    "get bbu status failed|no bbu|not have bbu|(?:bbu|battery) .*(?:absent|not present)")
 
 
 @dataclass
@@ -93,9 +94,7 @@ def _adapter(line: out.Line) -> Optional[int]:
 
 def _add(adapter: _Adapter, line: out.Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
-    none = line.key.startswith("adapter") and re.search("bbu|battery", text) and table.meaning(
-        text, table.TROUBLE[:1])
-    if none or any(said in text for said in _NO_BATTERY):
+    if _NO_BATTERY.search(text):
         adapter.without_battery = True
     if line.value is not None:
         adapter.keys.setdefault(line.key, line.value)

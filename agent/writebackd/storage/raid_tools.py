@@ -15,16 +15,9 @@ from writebackd.kernel.child_process import output_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import others_may_change
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tw_cli
+from writebackd.storage import tool_output as out
 from writebackd.storage.report_file import Tool
-from writebackd.storage.tool_output import (
-    MOST_BYTES,
-    MOST_CONTROLLERS,
-    MOST_NAME,
-    MOST_VOLUMES,
-    Controller,
-    ToolError,
-    text_of,
-)
+from writebackd.storage.tool_output import Controller, ToolError
 from writebackd.storage.tool_table import Table
 
 # A busy controller with 200 disks answers `show all` within 20 s.
@@ -169,7 +162,7 @@ def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optio
 def distrusted(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Tuple[Tool, ...]:
     """What `find` passes over, with the remedy: an archive's files belong to who packed it."""
     found = [(path, why) for path, why in _programs(kind, directories, top) if why is not None]
-    return tuple(Tool(kind.name, str(path), printable(f"not run: {why}")[: 2 * MOST_NAME])
+    return tuple(Tool(kind.name, str(path), printable(f"not run: {why}")[: 2 * out.MOST_NAME])
                  for path, why in found[:1])  # fmt: skip
 
 
@@ -203,7 +196,7 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     The exit code is ignored: storcli fails if one drive of many does not support the request.
     """
     try:
-        code, output, errors = output_of(argv, home, _ENVIRONMENT, limit_s, MOST_BYTES)
+        code, output, errors = output_of(argv, home, _ENVIRONMENT, limit_s, out.MOST_BYTES)
     except TimeoutError as error:
         raise Hung(str(error)) from None
     except OSError as error:
@@ -214,7 +207,7 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     if not output.strip() and code:
         (said, *_) = errors.decode(errors="replace").strip().splitlines() or [""]
         raise ToolError(f"printed nothing, exit code {code}" + (said and f": {said}"))
-    return text_of(output)
+    return out.text_of(output)
 
 
 def question(
@@ -228,11 +221,11 @@ def question(
     try:
         controllers = kind.ask(lambda words: run([str(path), *words], home, limit_s))
         most = max((len(one.volumes) for one in controllers), default=0)
-        if len(controllers) > MOST_CONTROLLERS or most > MOST_VOLUMES:
+        if len(controllers) > out.MOST_CONTROLLERS or most > out.MOST_VOLUMES:
             raise ToolError("more controllers or volumes than any machine has")
         return Tool(kind.name, str(path), None, controllers), hung
     except ToolError as error:
         hung, said = isinstance(error, Hung), str(error)
     except Exception as error:
         said = f"cannot parse its output: {type(error).__name__}: {error}"
-    return Tool(kind.name, str(path), printable(said)[:MOST_NAME]), hung
+    return Tool(kind.name, str(path), printable(said)[:out.MOST_NAME]), hung

@@ -266,7 +266,6 @@ def _disks(more: Sequence[Any]) -> Iterator[Tuple[Optional[int], table.Facts]]:
     """(volume, the kernel's name)."""
     for answer in more:
         for drive in out.rows(out.under(answer).get("Virtual Drives")):
-            info = drive.get("VD Info")
-            for row in out.rows(info if isinstance(info, list) else [info]):
+            for row in out.rows(drive.get("VD Info")):
                 properties = table.Facts(VOLUME_KEYS, _flat(out.under(drive, "VD Properties")))
                 yield out.whole(out.word(row, "DG/VD").partition("/")[2]), properties

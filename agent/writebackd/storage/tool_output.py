@@ -261,8 +261,8 @@ def under(value: Any, *keys: str) -> Dict[str, Any]:
 
 
 def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
-    """The objects in a list, at most `most` of them; empty if it is not a list."""
-    listed = value[:most] if isinstance(value, list) else []
+    """The objects in a list, at most `most` of them; one that is in no list is the only one."""
+    listed = value[:most] if isinstance(value, list) else [value]
     return [row for row in listed if isinstance(row, dict)]
 
 
