@@ -12,7 +12,7 @@ import pytest
 from fake_sysfs import FakeSysfs
 from writebackd.estimate.cache_size import FILL_FRESH_S
 from writebackd.paths import CACHES
-from writebackd.storage import collector, report_file
+from writebackd.storage import collector, raid_tools, report_file
 from writebackd.storage.backing_watch import look_at_caches, together
 from writebackd.storage.collector import ASK_ALL_S, follow, main
 from writebackd.storage.report_file import CollectorReport
@@ -75,7 +75,7 @@ def test_it_reads_until_there_is_no_cache(
     output = tmp_path / "caches.json"
     with_bcache(tree)
     monkeypatch.setattr(collector, "time", sleeps := Sleeps(tree, output, 3))
-    monkeypatch.setattr(collector, "search_path", lambda: ())
+    monkeypatch.setattr(raid_tools, "search_path", lambda: ())
     follow(tree.files, output, 2.0)
     assert not output.exists()
     (tool,) = sleeps.left[-1].tools
@@ -109,7 +109,7 @@ def test_a_tool_that_fails_is_not_the_end_of_all_caches(
 ) -> None:
     """systemd starts it again after an error, and after an end only the timer does."""
     bins, output = with_dmsetup(tree, tmp_path, FAILS), tmp_path / "caches.json"
-    monkeypatch.setattr(collector, "search_path", lambda: (str(bins),))
+    monkeypatch.setattr(raid_tools, "search_path", lambda: (str(bins),))
     output.write_text("left before")
     with pytest.raises(ToolError, match=r"dm-writecache \(.*; dm-cache \(.*dmsetup\): "):
         follow(tree.files, output, 2.0, bins.parent)
@@ -128,7 +128,7 @@ def test_the_program_fails_where_all_tools_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     bins = with_dmsetup(tree, tmp_path, FAILS)
-    monkeypatch.setattr(collector, "search_path", lambda: (str(bins),))
+    monkeypatch.setattr(raid_tools, "search_path", lambda: (str(bins),))
     monkeypatch.setattr(collector, "KernelFiles", lambda: tree.files)
     assert main(["--caches", "2", "--output", str(tmp_path / "caches.json")], bins.parent) == 1
     assert "dm-cache (" in capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_the_device_mapper_is_asked_for_what_it_has(
     looks = round(ASK_ALL_S / 20) + 1
     sleeps = Sleeps(tree, output, 100)
     monkeypatch.setattr(collector, "time", sleeps)
-    monkeypatch.setattr(collector, "search_path", lambda: (str(bins),))
+    monkeypatch.setattr(raid_tools, "search_path", lambda: (str(bins),))
 
     class Enough(Exception):
         pass
@@ -170,7 +170,7 @@ def reach(tree: FakeSysfs, tmp_path: Path, age_s: float = 1.0) -> "tuple[object,
     path.parent.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collector, "time", Sleeps(tree, path, 100))
-        patch.setattr(collector, "search_path", lambda: ())
+        patch.setattr(raid_tools, "search_path", lambda: ())
         patch.setattr(Sleeps, "sleep", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             follow(tree.files, path, 2.0)

@@ -49,7 +49,7 @@ _JOBS = (
         "/var/spool/at", "/var/spool/cron/atjobs", "/etc/acpi", "/etc/NetworkManager/dispatcher.d",
         "/usr/lib/systemd/system-sleep", "/lib/systemd/system-sleep", "/etc/systemd/system-sleep",
         "/var/lib/cloud/scripts/per-boot", "/var/lib/cloud/instance/scripts", "/etc/pm/power.d",
-        "/etc/pm/sleep.d", "/etc/ppp/ip-up.d",
+        "/usr/lib/pm-utils/power.d", "/etc/pm/sleep.d", "/etc/ppp/ip-up.d",
         "/usr/lib/NetworkManager/dispatcher.d", "/etc/libvirt/hooks",
         "/etc/dhcp/dhclient-exit-hooks.d",
         *(f"/etc/NetworkManager/dispatcher.d/{at}.d" for at in ("pre-up", "pre-down", "no-wait")),
