@@ -65,12 +65,13 @@ def test_the_cache_of_a_controller_is_behind_its_volumes(
      ("postgresql@15-main.service", "system-postgresql.slice", "system.slice")),
     ("12:pids:/x.service\n1:name=systemd:/system.slice/etcd.service\n0::/",
      ("etcd.service", "system.slice")),
-    ("0::/system.slice/etcd.service\n1:name=systemd:/", ()),
+    # Without systemd: of the same name.
+    ("0::/system.slice/etcd.service\n1:name=systemd:/", ("etcd.service",)),
     ("0::/system.slice/etcd.service (deleted)", ("etcd.service", "system.slice")),
     ("0::/system.slice/docker-0a1b.scope", ("docker-0a1b.scope", "system.slice")),
-    ("0:name=systemd:/system.slice/etcd.service", ()),
-    ("nonsense", ()),
-    ("", ()),
+    ("0:name=systemd:/system.slice/etcd.service", ("etcd.service",)),
+    ("nonsense", ("etcd.service",)),
+    ("", ("etcd.service",)),
 ])  # fmt: skip
 def test_units_are_told_by_their_processes(
     tmp_path: Path, cgroup: str, units: Tuple[str, ...]
@@ -87,9 +88,11 @@ UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
 
 
 @pytest.mark.parametrize(("path", "uid", "counts", "units"), [
-    ("/", 0, True, ()),
-    ("/", 70, False, ()),
-    ("/openrc.etcd", 0, True, ()),
+    ("/", 0, True, ("etcd.service",)),
+    ("/", 70, True, ("etcd.service",)),
+    ("/openrc.etcd", 64055, True, ("etcd.service",)),
+    ("/openrc.etcd", 1000, False, ()),
+    ("/", 100070, False, ()),
     ("/init.scope", 0, True, ("init.scope",)),
     ("/system.slice/etcd.service", 70, True, ("etcd.service", "system.slice")),
     ("/system.slice/run-r1.scope", 0, True, ("run-r1.scope", "system.slice")),
@@ -119,7 +122,7 @@ UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
     (f"/system.slice/own.service/libpod-payload-{HEX}", 0, False,
      ("own.service", "system.slice")),
     ("/system.slice/own.service/delegated", 0, False, ("own.service", "system.slice")),
-    (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ()),
+    (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ("etcd.service",)),
     (f"/kubepods.slice/kubepods-burstable.slice/{STATIC}/cri-containerd-{HEX}.scope", 0, True,
      None),
     (f"/kubepods.slice/kubepods-burstable.slice/{UUID_POD}/cri-containerd-{HEX}.scope", 0,
@@ -229,6 +232,9 @@ def test_what_a_user_starts_tells_nothing_of_the_host(
 def test_what_root_starts_in_a_container_tells_nothing_of_the_host(cgroup: str) -> None:
     inside = {**HOSTS_OWN, "900": process("postgres", f"0::{cgroup}\n")}
     assert read_facts(Processes(inside)).processes == read_facts(Processes(HOSTS_OWN)).processes
+    # Where there is systemd, a service has a unit.
+    loose = {**HOSTS_OWN, "900": process("postgres", "0::/\n", 70, 70)}
+    assert read_facts(Processes(loose)) == read_facts(Processes(HOSTS_OWN))
     outside = {**HOSTS_OWN, "900": process("postgres", "0::/system.slice/postgresql.service\n")}
     assert "postgres" in (read_facts(Processes(outside)).processes or ())
 

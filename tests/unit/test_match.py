@@ -100,7 +100,6 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("a file server that is backed up", lambda h: h.metal().hdd().runs("smbd", "veeamtransport"),
      "file-server"),
     ("Sway from a console", lambda h: h.metal().ssd().runs("rtkit-daemon.service"), "desktop"),
-    ("COSMIC", lambda h: h.metal().nvme().runs("cosmic-greeter.service"), "desktop"),
     ("ly", lambda h: greets(h, "ly-kmsconvt@tty2.service", "ly-kmsconvt@.service"), "desktop"),
     ("a display manager of any name", lambda h: greets(h, "ddm.service", "ddm.service"), "desktop"),
     ("one that does not run", lambda h: greets(h, "cron.service", "gdm.service"), "default"),

@@ -124,10 +124,12 @@ def _services(
 ) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
     """Units that have a process, and process names, of the host itself.
 
-    Units are recognised by their processes, which works on cgroup v1, v2 and hybrids.
+    Units are recognised by their processes, which works on cgroup v1, v2 and hybrids. Without
+    systemd a process stands for the unit of its name.
     """
     units: Set[str] = set()
     processes: Set[str] = set()
+    without: Set[str] = set()  # that count where no systemd parts services from users
     seen = False
     for entry in files.listdir("/proc"):
         if not entry.isdigit():
@@ -141,10 +143,14 @@ def _services(
         unit = path[depth] if depth < len(path) and path[depth].endswith(_UNIT) else None
         # A unit's parts beyond its name are inside of it: another systemd names its own there.
         units.update(printable(part) for part in path[:depth] + ([unit] if unit else []))
-        if name and _is_hosts_own(files, entry, path, unit):
-            processes.add(printable(name))
+        own = _is_hosts_own(files, entry, path, unit)
+        if name and own is not False:
+            (without if own is None else processes).add(printable(name))
     if not seen:
         return None, None
+    if not any(unit.endswith(_UNIT) for unit in units):  # OpenRC, runit, sysvinit
+        processes |= without
+        units |= {f"{name}.service" for name in processes}
     # Whatever the display manager is called, also as an instance: ly@tty2.service of ly@.service.
     called = (files.readlink(f"/etc/systemd/system/{_DISPLAY}") or "").rpartition("/")[2]
     if called in units | {re.sub("@.*[.]", "@.", unit) for unit in units}:
@@ -152,8 +158,13 @@ def _services(
     return tuple(sorted(units)), tuple(sorted(processes))
 
 
-def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[str]) -> bool:
-    """Whether a process tells the host's purpose: any user can choose his processes' names."""
+def _is_hosts_own(
+    files: KernelFiles, pid: str, path: List[str], unit: Optional[str]
+) -> Optional[bool]:
+    """Whether a process tells the host's purpose: any user can choose his processes' names.
+
+    None: it does without systemd, as the process of a system user.
+    """
     if _HOSTS_OWN.fullmatch("/".join(path)):
         return True
     if any(_INNER.match(part) for part in path) or _FOR_USERS.fullmatch(unit or ""):
@@ -162,7 +173,10 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
         return path[-1] == unit  # below it is a subtree that it manages, often a container
     status = files.try_read(f"/proc/{pid}/status") or ""
     # Real and effective: a link to sudo, called etcd, runs with the second alone.
-    return re.search(r"^Uid:\t0\t0\t", status, re.MULTILINE) is not None
+    ids = re.search(r"^Uid:\t([0-9]{1,10})\t\1\t", status, re.MULTILINE)
+    uid = int(ids[1]) if ids else 1000
+    # Debian has system users from 60000 on, too; of containers they begin at 100000.
+    return uid == 0 or (None if (uid < 1000 or 60000 <= uid < 65534) and unit is None else False)
 
 
 def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:

@@ -148,8 +148,7 @@ def _controller(number: Optional[int], data: Dict[str, Any], more: Sequence[Any]
     )
     # storcli2 tells what was asked for, which a volume does not do without a battery.
     wanted = any("WB" in out.word(row, "DefaultCache") for row, *_ in _volumes(data))
-    used = wanted or not all_write_through(volumes)
-    needed = bool(volumes) and capacity_bytes != 0 and used
+    needed = bool(volumes) and capacity_bytes != 0 and (wanted or not all_write_through(volumes))
     return Controller(
         pci=out.pci_address(facts.text("address")),
         model=out.name(facts.text("model")),
