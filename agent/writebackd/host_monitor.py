@@ -15,7 +15,7 @@ from math import inf
 from typing import Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 from writebackd.alerts.alert_types import AlertName
-from writebackd.kernel.child_process import Job, Run
+from writebackd.kernel.child_process import ChildError, Job, Run
 from writebackd.kernel.conflicting_tools import (
     ConflictingTool,
     ConflictMonitor,
@@ -244,7 +244,10 @@ class Reprobe:
             self._job.wait(timeout_s)
 
     def _open_again(self, _: Run) -> None:
-        self._renewed = self._open()
+        try:
+            self._renewed = self._open()
+        except BpfError as error:
+            raise ChildError(str(error)) from None
 
     def _begin_after(self, probe: Probe) -> None:
         """Discard what the new probe has read so far, except the stuck syncs of `probe`."""

@@ -44,9 +44,9 @@ def test_nor_for_its_first_r(rate: int, cache: int, block_s: float) -> None:
     disk = Disk(drain=rate * MB, cache=cache * MB, scattered_s=block_s, lag_s=3.0)
     first = []
     for seed in range(8):
-        loop = Loop(POLICY, Plant((disk,), (Flood(start_s=6.0),), (SyncLoad(),), seed=seed), Memory())
-        known = None
-        while known is None and loop.plant.now_s < 40.0:
+        plant = Plant((disk,), (Flood(start_s=6.0),), (SyncLoad(),), seed=seed)
+        loop, known = Loop(POLICY, plant, Memory()), None
+        while known is None and plant.now_s < 40.0:
             _, estimates, _ = loop.tick(0.5)
             known = next(iter(estimates.values())).drain_rate
         first.append((known or 0.0) / disk.drain)

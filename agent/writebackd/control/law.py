@@ -16,7 +16,8 @@ ahead of them.  On disks that were swept by hand 13 to 25 ms of R were the best 
 3. R unknown: from `rest` on, twice the limit every two seconds, as long as it is worth less than
    twice the delay at the rate that comes or a step raises that rate by an eighth.
 4. A full cache ends that: down in one step to twice the delay at the rate of that tick, but not
-   below `rest`.  Three seconds of a full cache then show R.
+   below `rest`.  Three seconds of a full cache then show R; twelve where the rate fell to less
+   than a quarter meanwhile, which a destage sweep may have done.
 5. R rises with the rate of a full cache.  It falls where less comes for three seconds although the
    limit is worth more than 24 ms of that: the limit is not what holds it (estimate/drain.py).
 6. A flood held by io.max has a pace that leaves syncs their share of R (control/pace_law.py).

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import signal
@@ -26,6 +27,8 @@ from writebackd.kernel.files import KernelFiles
 # vfork() holds up the whole process with its lock on Python, not only the thread that
 # starts a program, until the kernel has read that from its disk; fork() does not.
 subprocess._USE_VFORK = False  # type: ignore[attr-defined]
+
+log = logging.getLogger(__name__)
 
 Run = Callable[[Sequence[str]], "Ended"]
 Work = Callable[[Run], None]  # raises when it failed: OSError or ChildError, or a bug's
@@ -98,6 +101,8 @@ class Job:
             self._work(self._run)
         except Exception as error:
             self._error = error
+            if not isinstance(error, (OSError, ChildError)):  # a bug: not everybody asks `failure`
+                log.exception("%s: %s", self._thread.name, error)
         if self._late is not None:
             self._late.wait()
 
