@@ -13,7 +13,7 @@ from tests.lab.published import MIX, TABLES, figures, made, table
 from tests.lab.run import Conditions, perform
 
 
-@pytest.mark.full("20 s; the gate has the loads' parsers and tests/unit/test_lab.py")
+@pytest.mark.full("20 s; the gate has tests/unit/test_lab.py")
 def test_a_row_of_databases() -> None:
     scenario = made("smoke", "two servers", "slow-raid-256M-60MBps", {"one": MIX, "two": MIX},
                     {"size": "64M"}, 3, "5s..9s")

@@ -28,14 +28,13 @@ from tests.lab import (
     score,
 )
 from tests.lab.bench import plan
-from tests.lab.classes import BY_POLICY, CLASSES, Class, Task, judge
+from tests.lab.classes import BY_POLICY, CLASSES, Class, judge
 from tests.lab.commit_figures import Found, Record, Window, musts
 from tests.lab.disks import presets
 from tests.lab.evaluation import Check, Contender
 from tests.lab.evaluation import Scenario as Scored
-from tests.lab.loads import KINDS, postgres, redis, stats, sysbench, worker
+from tests.lab.loads import KINDS, postgres, stats, worker
 from tests.lab.loads.base import Place
-from tests.lab.loads.flood import Dd
 from tests.lab.loads.options import parsed
 from tests.lab.loads.own import Told
 from tests.lab.loads.sync import Fsync
@@ -44,7 +43,6 @@ from tests.lab.published import TABLES
 from tests.lab.remains import RigError
 from tests.lab.run import Conditions, policy_options
 from tests.lab.scenario import Expectation, Span, Term, parse_expectation
-from tests.lab.show import table
 from tests.lab.watch import Watch
 from writebackd.policy import list_policies
 from writebackd.policy.load import load_policy
@@ -160,20 +158,6 @@ def test_every_preset_and_filesystem_is_used() -> None:
     assert {disk.fs for disk in found} == set(scenario.FILESYSTEMS)
 
 
-def planned(quick: bool) -> float:
-    found = [scenario.load(name) for name in scenario.names()]
-    chosen = [each.short() if quick else each for each in found
-              if ("quick" in each.tags if quick else "extra" not in each.tags)]
-    jobs = bench.plan(chosen, "native", bench.QUICK_CONTENDERS if quick else (),
-                      1 if quick else bench.REPEATS)
-    return sum(job.seconds for job in jobs)
-
-
-def test_the_suite_has_the_length_that_is_promised() -> None:
-    assert planned(quick=False) <= 4.6 * 3600
-    assert planned(quick=True) <= 20 * 60
-
-
 def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
     lines = contenders.parse_policy("objective.fsync-p99 = 5ms, limits.floor=2M\nprobe.talkers=off")
     assert lines == (("objective", "fsync-p99", "5ms"), ("limits", "floor", "2M"),
@@ -205,12 +189,6 @@ def test_each_draw_can_be_run_and_is_the_same_again() -> None:
             assert window is not None and window.length == 60 and window.start in floods
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_six_seeds_in_a_row_have_each_family_once(first: int) -> None:
-    families = [drawn.draw(seed).disks[0].preset for seed in range(first, first + 12, 2)]
-    assert sorted(families) == sorted(drawn.FAMILIES)
-
-
 # ==== lab loads =======================================================================
 
 
@@ -226,14 +204,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "disk", tmp_path / "runtime", spawn)
 
 
-# Options
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_defaults_of_every_kind_are_read(kind: str) -> None:
-    assert set(parsed(KINDS[kind])) == set(KINDS[kind].OPTIONS)
-    assert KINDS[kind].KIND == kind
-
-
 def test_sizes_and_byte_rates_scale_and_counts_do_not(place: Place) -> None:
     small = Place(place.directory, place.runtime, place.spawn, scale=0.1)
     job, = Writer(small, parsed(Writer, size="100M", rate="8M/s", block="8K")).jobs()
@@ -243,23 +213,6 @@ def test_sizes_and_byte_rates_scale_and_counts_do_not(place: Place) -> None:
     jobs = Fsync(small, parsed(Fsync, rate="100/s", threads="4")).jobs()
     assert [each["interval"] for each in jobs] == [0.04] * 4
     assert len({each["seed"] for each in jobs}) == 4
-
-
-# Commands of floods
-
-def test_dd_rounds(place: Place) -> None:
-    zero = Dd(place, parsed(Dd, size="200M")).commands(0)
-    assert zero == [["dd", "if=/dev/zero", f"of={place.directory}/flood-0", f"bs={MIB}",
-                     "count=200", "seek=0", "conv=notrunc", "status=none"]]
-    parts = Dd(place, parsed(Dd, size="200M", data="random")).commands(0)
-    at = [[word for word in part if word.startswith(("count", "seek"))] for part in parts]
-    assert at == [["count=64", "seek=0"], ["count=64", "seek=64"], ["count=64", "seek=128"],
-                  ["count=8", "seek=192"]]
-    both = Dd(place, parsed(Dd, size="200M", pattern="alternate")).commands(0)
-    assert both[0] == zero[0] and "scatter" in both[1] and len(both) == 2
-    many = Dd(place, parsed(Dd, size="200M", writers="4"))
-    assert [job["commands"][0][4] for job in many.jobs()] == ["count=50"] * 4
-    assert len(many.files()) == 4
 
 
 def test_told_is_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,65 +257,6 @@ def test_an_operation_in_flight_counts_by_its_age() -> None:
     assert (nothing.rate, nothing.mean, nothing.p99, nothing.cdf) == (0, None, None, [])
 
 
-# What tools say
-
-FILEIO = """\
-sysbench 1.0.20 (using system LuaJIT 2.1.0-beta3)
-
-[ 1s ] reads: 0.00 MiB/s writes: 32.34 MiB/s fsyncs: 8277.99/s latency (ms,95%): 0.527
-[ 2s ] reads: 0.00 MiB/s writes: 6.29 MiB/s fsyncs: 1610.61/s latency (ms,95%): 2.522
-Latency histogram (values are in milliseconds)
-       value  ------------- distribution ------------- count
-       0.063 |**********                               100
-       0.069 |*                                        9
-      24.827 |                                         1
-
-File operations:
-    reads/s:                      0.00
-    writes/s:                     5657.87
-    fsyncs/s:                     5657.87
-
-General statistics:
-    total time:                          3.0047s
-    total number of events:              17002
-
-Latency (ms):
-         min:                                    0.06
-         avg:                                    0.35
-         max:                                   24.83
-         95th percentile:                        0.75
-         sum:                                 5992.07
-"""
-
-
-def test_sysbench_fileio() -> None:
-    measured = sysbench.of_output(FILEIO)
-    assert (measured.ops, measured.elapsed) == (17002, 3.0047)
-    assert measured.rate == pytest.approx(5658.5, abs=0.1)
-    assert [measured.mean, measured.p95, measured.max] == pytest.approx([35e-5, 75e-5, 24.83e-3])
-    assert [measured.p50, measured.p99] == pytest.approx([63e-6, 69e-6])
-    assert measured.series == [8277.99, 1610.61]
-    assert measured.cdf[-1] == pytest.approx((24.827e-3, 1.0))
-    assert measured.extra == {"reads_per_s": 0, "writes_per_s": 5657.87, "fsyncs_per_s": 5657.87}
-
-
-PGBENCH_LOG = """\
-0 1 2459 0 1795273614 24182
-1 1 24928 0 1795273614 46678
-0 2 failed 0 1795273614 54670
-0 3 30477 2 1795273615 54670
-"""
-PGBENCH = """\
-pgbench (15.18 (Debian 15.18-0+deb12u1))
-progress: 1.0 s, 180.0 tps, lat 21.607 ms stddev 19.546, 0 failed
-progress: 2.0 s, 2023.0 tps, lat 1.999 ms stddev 1.908, 0 failed
-number of transactions actually processed: 3
-latency average = 2.662 ms
-initial connection time = 9.919 ms
-tps = 1.500000 (without initial connection time)
-"""
-
-
 def test_checkpoints_are_those_that_end_in_the_window() -> None:
     log = ["1000.000 LOG:  checkpoint starting: shutdown immediate\n",
            "1000.020 LOG:  checkpoint complete: wrote 1710 buffers (20.9%); 0 WAL file(s) added, "
@@ -375,48 +269,6 @@ def test_checkpoints_are_those_that_end_in_the_window() -> None:
     assert postgres.checkpoints("".join(log[:2]), before, 1050.0) == []
     # One that the flood keeps from ending counts with its age.
     assert postgres.checkpoints("".join(log[:3]), before, 1050.0) == [22.0]
-
-
-def test_pgbench() -> None:
-    measured = postgres.of_log(PGBENCH_LOG.splitlines(), PGBENCH)
-    assert measured.ops == 3
-    assert measured.elapsed == pytest.approx(2.0)
-    assert [measured.p50, measured.max] == pytest.approx([24928e-6, 30477e-6])
-    assert measured.series == [2, 1]
-    assert measured.extra == {"tps": 1.5, "failed": 1.0}
-    assert postgres.per_second(PGBENCH) == [180.0, 2023.0]
-    with pytest.raises(RigError, match="not as expected"):
-        postgres.of_log([], "connection to server failed")
-
-
-
-REDIS = """====== SET ======
-  3 requests completed in 0.50 seconds
-Latency by percentile distribution:
-0.000% <= 0.500 milliseconds (cumulative count 1)
-100.000% <= 2.000 milliseconds (cumulative count 3)
-
-Cumulative distribution of latencies:
-100.000% <= 2.007 milliseconds (cumulative count 3)
-====== SET ======
-  1 requests completed in 2.10 seconds
-Latency by percentile distribution:
-100.000% <= 2100.000 milliseconds (cumulative count 1)
-
-Cumulative distribution of latencies:
-"aof-write-pending-fsync",1795817304,1900,2000
-aof_delayed_fsync:7
-"""
-
-
-def test_reports_of_redis_are_put_together() -> None:
-    found = redis.of_reports(REDIS, rate=20.0)
-    assert (found.ops, found.elapsed, found.p50, found.max) == pytest.approx((4, 3.0, 0.002, 2.1))
-    assert found.rate == pytest.approx(4 / 3)
-    assert found.extra == {"aof_write_pending_fsync_max_s": 2.0, "aof_delayed_fsync": 7}
-    assert redis.of_reports(REDIS, rate=0.0).elapsed == pytest.approx(2.6)
-    with pytest.raises(RigError, match="not as expected: Could not connect"):
-        redis.of_reports("Could not connect", 0.0)
 
 
 # ==== lab score =======================================================================
@@ -487,23 +339,6 @@ def test_best_static_is_found_and_totals_are_of_the_same_scenarios() -> None:
                                           "agent": 0.5})
 
 
-@pytest.mark.parametrize("text, ok, value", [
-    ("agent f >= 0.5", True, "0.5"),
-    ("agent f >= 0.6", False, "0.5"),
-    ("idle rate / default rate >= 500", True, "1e+03"),
-    ("agent score / best score >= 0.95", True, "1.25"),
-    ("agent stall <= 2", True, "1.5"),
-    ("agent limit / default limit >= 0.9", True, "1"),
-    ("agent p99 <= 0.02", True, "0.01"),
-    ("kyber f >= 0.1", None, "not measured"),
-])
-def test_expectations_are_decided_by_medians(text: str, ok: Optional[bool], value: str) -> None:
-    runs = [made("default", sync=1), made("static-2M", sync=400), made("agent", sync=500)]
-    scenario, = score.evaluate(runs).scenarios
-    found = score.check(parse_expectation(text), scenario, runs)
-    assert (found.ok, found.value) == (ok, value)
-
-
 def test_expectations_of_single_loads_and_of_harm() -> None:
     runs = []
     for name, rate, extents, whole, took in (("default", 10 * MB, 4, 300, 20.0),
@@ -557,13 +392,6 @@ def jobs() -> List[bench.Job]:
     return bench.plan([scenario.load("flood")], "native", WANTED, 3)
 
 
-def test_contenders_take_turns() -> None:
-    order = [(job.repeat, job.contender.name) for job in jobs()]
-    assert order == [(1, "default"), (1, "static-2M"), (1, "agent"),
-                     (2, "static-2M"), (2, "agent"), (2, "default"),
-                     (3, "agent"), (3, "default"), (3, "static-2M")]
-
-
 def test_what_was_interrupted_goes_on(performed: List[str], tmp_path: Path) -> None:
     plan = jobs()
     assert bench.do(plan[:4], CONDITIONS, tmp_path) == []
@@ -612,32 +440,6 @@ def test_more_than_15_percent_is_a_regression(agent: float, regressed: bool) -> 
     assert line.startswith("REGRESSED") == regressed
 
 
-def test_what_cannot_be_compared_is_a_regression() -> None:
-    runs = [made("default", sync=1), made("agent", error="broke")]
-    found = score.evaluate(runs)
-    for ratios in ({}, {"flood": {"agent f": 0.5}}):
-        line, = regress.compare(found, runs, ratios)
-        assert line.startswith("REGRESSED")
-
-
-def two_scenarios() -> List[Dict[str, Any]]:
-    """The agent is the better one in sum, a small limit in one of them."""
-    rates = {"flood": {"default": 1, "static-2M": 400, "static-16M": 100, "agent": 300},
-             "flood-ext4": {"default": 1, "static-2M": 20, "static-16M": 100, "agent": 300}}
-    return [made(name, sync=rate, scenario=each)
-            for each, of in rates.items() for name, rate in of.items()]
-
-
-def test_the_table_ends_with_hindsight() -> None:
-    said = table(score.evaluate(two_scenarios()))
-    lines = [line.split() for line in said.splitlines()]
-    assert ["flood", "0.75", "static-2M"] in lines
-    assert ["flood-ext4", "3", "static-16M"] in lines
-    assert ["good", "static-16M", "0.3", "against", "0.1", "in", "2", "scenarios"] in lines
-    assert ["good", "static-2M", "0.3", "against", "0.0894", "in", "2", "scenarios"] in lines
-    assert ["good", "default", "0.3", "against", "0.001", "in", "2", "scenarios"] in lines
-
-
 # ==== lab classes =====================================================================
 
 
@@ -668,21 +470,16 @@ PROTECT, HARMLESS = BY_POLICY["etcd"], BY_POLICY["desktop"]
 THROUGHPUT, WATCH = BY_POLICY["analytics"], BY_POLICY["ceph-osd"]
 
 
-def test_what_protects_has_to_be_much_better() -> None:
-    assert PROTECT.task is Task.PROTECT
-    assert judge(PROTECT, scored(PROTECT, 0.01, 0.02)).good
-    worse = judge(PROTECT, scored(PROTECT, 0.01, 0.019))
-    assert worse.good is False and worse.misses == ["score below 2 x default's"]
-
-
-def test_what_needs_nothing_is_not_harmed() -> None:
-    assert judge(HARMLESS, scored(HARMLESS, 0.80, 0.77)).good
-    assert judge(HARMLESS, scored(HARMLESS, 0.80, 0.75)).good is False
-
-
-def test_throughput_stays() -> None:
-    assert judge(THROUGHPUT, scored(THROUGHPUT, 1.0, 0.99, g=0.99)).good
-    assert judge(THROUGHPUT, scored(THROUGHPUT, 1.0, 0.98, g=0.98)).good is False
+@pytest.mark.parametrize("each, default, agent, g, good", [
+    (PROTECT, 0.01, 0.02, 1.0, True), (PROTECT, 0.01, 0.019, 1.0, False),
+    (PROTECT, 0.01, None, 1.0, None), (HARMLESS, 0.80, 0.77, 1.0, True),
+    (HARMLESS, 0.80, 0.75, 1.0, False), (THROUGHPUT, 1.0, 0.99, 0.99, True),
+    (THROUGHPUT, 1.0, 0.98, 0.98, False),
+])
+def test_each_task_has_its_verdict(
+    each: Class, default: float, agent: Optional[float], g: float, good: Optional[bool]
+) -> None:
+    assert judge(each, scored(each, default, agent, g)).good is good
 
 
 @pytest.mark.parametrize("agent, missed", [
@@ -703,11 +500,6 @@ def test_what_a_scenario_expects_of_its_class_counts_and_of_others_does_not() ->
     good = scored(PROTECT, 0.01, 0.5, 1.0, other, replace(mine, ok=True), replace(mine, ok=None))
     assert judge(PROTECT, good).good
     assert judge(PROTECT, scored(PROTECT, 0.01, 0.5, 1.0, mine)).misses == [f"{mine.text}: 0.7"]
-
-
-def test_a_missing_run_is_no_verdict() -> None:
-    assert judge(PROTECT, scored(PROTECT, 0.01, None)).good is None
-    assert judge(PROTECT, Scored("etcd")).good is None
 
 
 # ==== lab commits =====================================================================
@@ -748,15 +540,6 @@ def runs(disk: str, second: float, write: float = 0.1, slow: float = 0.0,
             (disk, "default", found(window_figures(900, 0.9))),
             (disk, "agent", found(window_figures(400, 0.15),
                                   window_figures(500, second / 2, write, slow)))]
-
-
-@pytest.mark.parametrize("fill, media, in_sweep", [
-    (200e6, 100e6, True), (200e6, 150e6, False), (1e6, 100e6, False), (0.0, 0.0, False)])
-def test_a_sweep_is_told_by_a_cache_that_empties_slowly(fill: float, media: float,
-                                                        in_sweep: bool) -> None:
-    looks = tuple((n / 50, media * n / 50, fill) for n in range(100))
-    window = Window(2.0, (), 0.0, 1.0, looks, 250e6)
-    assert window.in_sweep(0.5, 0.2) is in_sweep
 
 
 @pytest.mark.parametrize("second, write, slow, text", [
@@ -815,25 +598,6 @@ def test_every_table_has_scenarios_that_run_here(name: str) -> None:
     for each in scenarios:
         assert all(load.kind in KINDS for load in each.loads)
         assert TABLES[name].idle <= any(load.role == "flood" for load in each.loads)
-
-
-def test_databases_count_together() -> None:
-    loads = (load(30, STEADY, [20, 40]), load(10, [(0.1, 1.0)], [10, 10]),
-             load(1000, STEADY, [1000, 1000], role="flood"))
-    found = published.figures(published_run("agent", *loads), "judged")
-    assert found["per s"] == 40
-    assert found["mean ms"] == pytest.approx(10)
-    # A quarter of the operations took 100 ms.
-    assert found["p95"] == found["p99"] == pytest.approx(100)
-    assert found["CV"] == pytest.approx(10 / 40)  # of 30 and 50
-    assert found["disk reads MB/s"] == 1 and found["disk writes MB/s"] == 3
-    assert found["CPU"] == 0.5
-
-
-def test_quantiles_are_of_the_distribution() -> None:
-    found = published.figures(published_run("agent", load(30, STEADY, [30, 30])), "judged")
-    assert (found["p95"], found["p99"], found["p99.9"]) == (20, 20, 40)
-    assert found["CV"] == 0 and found["max"] == 200
 
 
 def test_the_table_has_a_line_for_what_was_not_measured() -> None:
