@@ -111,8 +111,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "bin" / name).write_text(SYNC.format(here=tmp_path))
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    for name in ("_ASK_S", "_LINE_S"):
-        monkeypatch.setattr(drain_module, name, 0.02)
+    for name, seconds in (("_ASK_S", 0.02), ("_LINE_S", 0.02), ("_CHILDREN_S", 0.005)):
+        monkeypatch.setattr(drain_module, name, seconds)
     for name in ("_DEV", "_BLOCK"):  # this host may have an sda
         monkeypatch.setattr(drain_caches, name, tmp_path / name)
     monkeypatch.setattr(drain_caches, "_FILES", KernelFiles(tmp_path))
@@ -487,7 +487,7 @@ def test_dm_writecache_is_flushed_once_after_the_page_cache(daemon: Daemon) -> N
 def test_a_flush_that_hangs_is_not_waited_for(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)  # dmsetup has to start meanwhile
+    monkeypatch.setattr(drain_module, "_STUCK_S", 0.8)  # dmsetup has to start meanwhile
     with_writecache(daemon, "#!/bin/sh\ntouch {here}/flushed\nexec sleep 30\n")
     if read == "before":
         daemon.said = tuple(replace(each, wall_s=time.time() - 99) for each in daemon.said)
@@ -506,7 +506,7 @@ def test_a_flush_that_hangs_is_not_waited_for(
 def test_a_flush_goes_on_though_one_reading_is_missed(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)
+    monkeypatch.setattr(drain_module, "_STUCK_S", 0.8)
     with_writecache(daemon, "#!/bin/sh\ncd {here}; touch flushed\n"
                             "while [ ! -e done ]; do sleep 0.02; done\n")  # fmt: skip
     said, looks, begun_s = daemon.said, 0, time.monotonic()

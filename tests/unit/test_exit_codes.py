@@ -38,34 +38,40 @@ def command(program: str, *words: str) -> List[str]:
     return [sys.executable, "-c", RAID if program == "raid" else program, *words]
 
 
+def without(fd: int, argv: List[str]) -> List[str]:
+    """`argv` with that stream closed; no preexec_fn, which would copy this large process."""
+    return ["sh", "-c", f'exec "$@" {fd}>&-', "sh", *argv]
+
+
 def environment(**more: str) -> "dict[str, str]":
     """As a user's: unbuffered, nothing is left to write at the exit."""
     return {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), **more}
 
 
-def ended(program: str, *words: str, **more: Any) -> "subprocess.CompletedProcess[bytes]":
+def ended(
+    program: str, *words: str, closed: int = 0, **more: Any
+) -> "subprocess.CompletedProcess[bytes]":
+    argv = command(program, *words)
+    argv = without(closed, argv) if closed else argv
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **more}
-    return subprocess.run(command(program, *words), timeout=60, check=False, **more)
+    return subprocess.run(argv, timeout=60, check=False, **more)
 
 
 # ---- stderr ------------------------------------------------------------
 
+# One of each program and each way to an error: a usage, a warning, a log, data.
 CASES: List[Tuple[str, List[str], int]] = [
     ("ctl", ["policy", "check", "{bad}/bad.conf"], USAGE),
     ("ctl", ["policy", "match", "--config-dir", "{bad}"], GOOD),
     ("ctl", ["alerts", "--runtime-dir", "{tmp}", "--state-dir", "{tmp}"], NO_DAEMON),
-    ("ctl", ["status", "--runtime-dir", "{tmp}"], NO_DAEMON),
-    ("ctl", ["nosuch"], USAGE),
     ("daemon_main", ["--nosuch"], USAGE),
-    ("raid", ["--nosuch"], USAGE),
     ("raid", ["--limit", "0"], USAGE),
-    ("raid", ["--output", "/proc/none/raid.json"], BAD_NEWS),
     ("raid", ["--output", "-"], GOOD),
 ]
 
 
 @pytest.mark.parametrize("program, words, code", CASES, ids=[" ".join(c[1][:2]) for c in CASES])
-@pytest.mark.parametrize("stderr", ["read", "full", "broken", "closed"])
+@pytest.mark.parametrize("stderr", ["full", "broken", "closed"])
 def test_a_stderr_that_takes_nothing_changes_no_exit_code(
     tmp_path: Path, program: str, words: List[str], code: int, stderr: str
 ) -> None:
@@ -75,16 +81,14 @@ def test_a_stderr_that_takes_nothing_changes_no_exit_code(
     (tmp_path / "history.db").write_text("no database\n" * 1000)
     reader, writer = os.pipe()
     os.close(reader)
-    sinks = {"full": os.open("/dev/full", os.O_WRONLY), "broken": writer, "closed": writer}
+    full = os.open("/dev/full", os.O_WRONLY)
     done = ended(
         program, *(word.format(bad=bad, tmp=tmp_path) for word in words),
-        stderr=sinks.get(stderr, subprocess.PIPE),
-        preexec_fn=(lambda: os.close(2)) if stderr == "closed" else None,
+        stderr=full if stderr == "full" else writer, closed=2 if stderr == "closed" else 0,
     )  # fmt: skip
-    for fd in {sinks["full"], writer}:
+    for fd in (full, writer):
         os.close(fd)
     assert done.returncode == code
-    assert done.stderr is None or done.stderr
     if words[-1] == "-":
         # Not mixed into the data.
         found = CollectorReport(1.0, 1.0, "boot", "1", (Tool("ssacli", "/bin/ssacli"),))
@@ -154,7 +158,7 @@ def test_a_closed_output_does_not_keep_an_order_from_its_way(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     for verb in ("release", "status"):
-        done = ended("ctl", "--runtime-dir", str(tmp_path), verb, preexec_fn=lambda: os.close(1))
+        done = ended("ctl", "--runtime-dir", str(tmp_path), verb, closed=1)
         assert (done.returncode, done.stderr) == (GOOD, b"")
     assert [verb for verb, _ in daemon.requests] == ["release", "status"]
 
@@ -169,7 +173,7 @@ def test_the_daemon_starts_with_its_output_closed(tmp_path: Path) -> None:
     )
     done = ended(
         program, "--live", "--policy", "default", "--runtime-dir", str(tmp_path / "run"),
-        "--state-dir", str(tmp_path / "state"), preexec_fn=lambda: os.close(1),
+        "--state-dir", str(tmp_path / "state"), closed=1,
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (GOOD, False), done.stderr
 

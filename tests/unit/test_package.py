@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -28,14 +27,15 @@ COMPILE = [sys.executable, "bpf/build_backend.py"]
 NO_COMPILER = {"CLANG": "no-such-clang", "LLVM_STRIP": "no-such-strip"}
 EM_BPF = 247  # elf.h
 EXTRA = "writebackd/passing.py"
-PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
+PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check",
+             "--no-build-isolation", "--no-deps", "-w"]  # fmt: skip
 
 
-def build(
-    checkout: Path, out: Path, *options: str, **variables: str
-) -> "subprocess.CompletedProcess[str]":
-    argv = [*PIP_WHEEL, "--no-build-isolation", "--no-deps", "-w", str(out), *options, "."]
-    return run(argv, checkout, **variables)
+def built(checkout: Path, call: str, **variables: str) -> None:
+    """As pip calls the backend, without pip."""
+    argv = [sys.executable, "-c", f"import build_backend; build_backend.{call}"]
+    result = run(argv, checkout, PYTHONPATH=str(checkout / "bpf"), **variables)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def wheel(checkout: Path) -> zipfile.ZipFile:
     """With a file that is gone before anything else is built of the checkout."""
     extra = checkout / "agent" / EXTRA
     extra.write_text("")
-    result = build(checkout, checkout.parent / "wheel")
+    result = run([*PIP_WHEEL, str(checkout.parent / "wheel"), "."], checkout)
     assert result.returncode == 0, result.stdout
     extra.unlink()
     (path,) = (checkout.parent / "wheel").glob("*.whl")
@@ -162,9 +162,9 @@ def test_without_probe(checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path) -
     """And without a file that was deleted since the wheel before; objects that are there stay."""
     copy = copy_checkout(tmp_path / "copy")
     for source, missing in ((copy, {EXTRA, *OBJECTS, FOR_BCC}), (checkout, {EXTRA})):
-        out = tmp_path / source.name
-        result = build(source, out, "--config-settings", "probe=no")
-        assert result.returncode == 0, result.stdout
+        out = tmp_path / f"of-{source.name}"
+        out.mkdir()
+        built(source, f"build_wheel({str(out)!r}, {{'probe': 'no'}})")
         (path,) = out.glob("*.whl")
         assert set(wheel.namelist()) - set(zipfile.ZipFile(path).namelist()) == missing
 
@@ -189,15 +189,12 @@ def test_a_build_that_cannot_be_done_says_what_to_do(
 def test_a_source_distribution_needs_no_compiler(
     wheel: zipfile.ZipFile, compiled: Path, tmp_path: Path
 ) -> None:
-    pack = f"import build_backend; build_backend.build_sdist({str(tmp_path)!r})"
-    packed = run([sys.executable, "-c", pack], compiled, PYTHONPATH=str(compiled / "bpf"))
-    assert packed.returncode == 0, packed.stdout
+    built(compiled, f"build_sdist({str(tmp_path)!r})")
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path)
     source = tmp_path / archive.name[: -len(".tar.gz")]
-    result = build(source, tmp_path / "out", **NO_COMPILER)
-    assert result.returncode == 0, result.stdout
-    (path,) = (tmp_path / "out").glob("*.whl")
+    built(source, f"build_wheel({str(tmp_path)!r})", **NO_COMPILER)
+    (path,) = tmp_path.glob("*.whl")
     assert [zipfile.ZipFile(path).read(name) for name in OBJECTS] == [
         wheel.read(name) for name in OBJECTS
     ]
@@ -253,15 +250,16 @@ def test_a_broken_source_leaves_the_last_object(wheel: zipfile.ZipFile, compiled
 
 
 @pytest.fixture(scope="module")
-def installed(checkout: Path) -> Path:
+def installed(checkout: Path, wheel: zipfile.ZipFile) -> Path:
+    """Of a wheel that is built already, as the packages of distributions do."""
     target = checkout.parent / "installed"
-    python = f"PYTHON={sys.executable}"
-    result = run(["make", "install", f"DESTDIR={target}", python], checkout)
+    argv = ["make", "install", f"DESTDIR={target}", f"PYTHON={sys.executable}"]
+    result = run([*argv, f"WHEEL={wheel.filename}"], checkout, **NO_COMPILER)
     assert result.returncode == 0, result.stdout
     return target
 
 
-def test_installed_tree(checkout: Path, installed: Path) -> None:
+def test_installed_tree(checkout: Path, wheel: zipfile.ZipFile, installed: Path) -> None:
     expected = {
         "etc/default/writebackd",
         "usr/bin/writebackd",
@@ -292,6 +290,8 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     }
     held = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     assert expected - held == set()
+    for name in OBJECTS:
+        assert (installed / "usr/lib/writebackd" / name).read_bytes() == wheel.read(name)
     assert {name for name in held if not name.startswith("usr/")} == {"etc/default/writebackd"}
     assert (installed / "etc/writebackd/policies.d").is_dir()
     # The package finds the same files, not a second copy that could differ.
@@ -327,20 +327,6 @@ def test_installed_command_runs(command: str, installed: Path, tmp_path: Path) -
     launcher.write_text(here)
     result = run([sys.executable, "-I", str(launcher), "--version"], tmp_path)
     assert (result.returncode, __version__ in result.stdout) == (0, True), result.stdout
-
-
-def test_a_wheel_that_is_built_already_is_installed(
-    checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path
-) -> None:
-    """As the packages of distributions do."""
-    target = f"DESTDIR={tmp_path}"
-    argv = ["make", "install", target, f"PYTHON={sys.executable}", f"WHEEL={wheel.filename}"]
-    result = run([*argv, "UNITS=/lib/systemd/system"], checkout, **NO_COMPILER)
-    assert result.returncode == 0, result.stdout
-    for name in OBJECTS:
-        assert (tmp_path / "usr/lib/writebackd" / name).read_bytes() == wheel.read(name)
-    assert (tmp_path / "lib/systemd/system/writebackd.service").exists()
-    assert not (tmp_path / "usr/lib/systemd/system").exists()
 
 
 def test_uninstall_takes_all_but_the_admins_files(
