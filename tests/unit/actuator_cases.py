@@ -7,10 +7,8 @@ import errno
 from pathlib import Path
 from typing import Callable, Tuple
 
-import pytest
-
 from fake_vm import DEFAULT, FakeVm
-from limit_cases import MIB, ORIGINALS
+from limit_cases import MIB
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.types.levers import Action, VmLimits
@@ -18,8 +16,6 @@ from writebackd.types.levers import Action, VmLimits
 FIRST = (15 * MIB, 7 * MIB)
 SECOND = (96 * MIB, 32 * MIB)
 ODD = (5_000_001, 6_000_001)  # not whole pages, and the background above the limit
-
-originals = pytest.mark.parametrize("original", ORIGINALS.values(), ids=ORIGINALS)
 
 
 def started(files: FakeVm, path: Path, on_exit: str = "restore") -> Actuator:

@@ -26,11 +26,10 @@ from actuator_cases import (
     error_of,
     holding,
     home_by_restore,
-    originals,
     started,
 )
 from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
-from limit_cases import MIB, saved
+from limit_cases import MIB, ORIGINALS, saved
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
@@ -54,6 +53,12 @@ SPELL = (FIRST, SECOND, ODD)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.json"
+
+
+def each_original(directory: Path) -> Iterator[Tuple[VmLimits, Path]]:
+    """What a host may be found with, and a path for a ledger of its own."""
+    for number, original in enumerate(ORIGINALS.values()):
+        yield original, directory / f"ledger-{number}.json"
 
 
 # -- reading ----------------------------------------------------------------
@@ -123,19 +128,17 @@ def test_expected_thresholds(limit: int, background: int, pages: Tuple[int, int]
 # -- applying ----------------------------------------------------------------
 
 
-@originals
 @pytest.mark.parametrize("wanted", [FIRST, SECOND, ODD])
-def test_apply_takes_effect_and_is_read_back(
-    path: Path, original: VmLimits, wanted: Tuple[int, int]
-) -> None:
-    files, actuator = begun(path, original)
-    actions = actuator.apply(*wanted)
-    assert all(action.ok for action in actions)
-    assert files.limits == bytes_form(wanted)
-    assert files.thresholds() == expected_thresholds(*wanted, PAGE)
-    assert actuator.originals == original
-    assert actuator.foreign(files.limits) == ()
-    assert actuator.apply(*wanted) == ()
+def test_apply_takes_effect_and_is_read_back(tmp_path: Path, wanted: Tuple[int, int]) -> None:
+    for original, path in each_original(tmp_path):
+        files, actuator = begun(path, original)
+        actions = actuator.apply(*wanted)
+        assert all(action.ok for action in actions), original
+        assert files.limits == bytes_form(wanted), original
+        assert files.thresholds() == expected_thresholds(*wanted, PAGE), original
+        assert actuator.originals == original
+        assert actuator.foreign(files.limits) == (), original
+        assert actuator.apply(*wanted) == (), original
 
 
 def test_action_names_the_form_that_was_in_force(path: Path) -> None:
@@ -205,12 +208,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("held", [None, FIRST, (256 * MIB, 128 * MIB)], ids=str)
-@originals
-def test_failed_write_leaves_nothing_half_applied(
-    path: Path, original: VmLimits, held: Tuple[int, int]
-) -> None:
-    for lever, code, late in REFUSED:
-        refused_once(path, original, held, lever, code, late)
+def test_failed_write_leaves_nothing_half_applied(tmp_path: Path, held: Tuple[int, int]) -> None:
+    for original, path in each_original(tmp_path):
+        for lever, code, late in REFUSED:
+            refused_once(path, original, held, lever, code, late)
 
 
 def refused_once(
@@ -331,22 +332,22 @@ def home_by_exit(actuator: Actuator, files: FakeVm, path: Path) -> None:
     assert all(action.ok for action in actuator.finish())
 
 
-@originals
 @pytest.mark.parametrize("home", [home_by_restore, home_by_exit, *AFTER_CRASH])
 @pytest.mark.parametrize(
     "spell", [(), (FIRST,), (FIRST, SECOND), (SECOND, FIRST, ODD)], ids=lambda s: str(len(s))
 )
 def test_restored_in_the_form_it_was_found(
-    path: Path, original: VmLimits, home: Home, spell: Tuple[Tuple[int, int], ...]
+    tmp_path: Path, home: Home, spell: Tuple[Tuple[int, int], ...]
 ) -> None:
-    files, actuator = begun(path, original)
-    for wanted in spell:
-        actuator.apply(*wanted)
-    home(actuator, files, path)
-    assert files.limits == original
-    assert load(path) is None
-    assert ("dirty_bytes", "0") not in files.writes
-    assert ("dirty_background_bytes", "0") not in files.writes
+    for original, path in each_original(tmp_path):
+        files, actuator = begun(path, original)
+        for wanted in spell:
+            actuator.apply(*wanted)
+        home(actuator, files, path)
+        assert files.limits == original
+        assert load(path) is None, original
+        assert ("dirty_bytes", "0") not in files.writes, original
+        assert ("dirty_background_bytes", "0") not in files.writes, original
 
 
 def life(files: FakeVm, path: Path) -> None:
@@ -375,33 +376,31 @@ def crashed_lives(original: VmLimits, directory: Path) -> Iterator[Tuple[FakeVm,
     raise AssertionError("this life has no end")
 
 
-@originals
 @pytest.mark.parametrize("home", AFTER_CRASH)
-def test_restored_after_a_crash_before_any_write(
-    tmp_path: Path, original: VmLimits, home: Home
-) -> None:
-    lives = 0
-    for files, path in crashed_lives(original, tmp_path):
-        home(Actuator(files, path, "restore"), files, path)
-        assert files.limits == original, f"after {files.writes}"
-        assert load(path) is None
-        lives += 1
-    assert lives >= 2 * len(SPELL)
+def test_restored_after_a_crash_before_any_write(tmp_path: Path, home: Home) -> None:
+    for original in ORIGINALS.values():
+        lives = 0
+        for files, path in crashed_lives(original, tmp_path):
+            home(Actuator(files, path, "restore"), files, path)
+            assert files.limits == original, f"after {files.writes}"
+            assert load(path) is None, original
+            lives += 1
+        assert lives >= 2 * len(SPELL), original
 
 
-@originals
-def test_restored_when_the_restore_crashes_too(tmp_path: Path, original: VmLimits) -> None:
-    for files, path in crashed_lives(original, tmp_path):
-        for count in range(3):
-            files.crash_before = count
-            try:
-                restore_from_ledger(files, path)
-            except Crash:
-                continue
-            break
-        files.crash_before = None
-        assert restore_from_ledger(files, path).status in ("restored", "nothing")
-        assert files.limits == original, f"after {files.writes}"
+def test_restored_when_the_restore_crashes_too(tmp_path: Path) -> None:
+    for original in ORIGINALS.values():
+        for files, path in crashed_lives(original, tmp_path):
+            for count in range(3):
+                files.crash_before = count
+                try:
+                    restore_from_ledger(files, path)
+                except Crash:
+                    continue
+                break
+            files.crash_before = None
+            assert restore_from_ledger(files, path).status in ("restored", "nothing")
+            assert files.limits == original, f"after {files.writes}"
 
 
 def test_ratio_0_is_reached_through_1(path: Path) -> None:
@@ -550,10 +549,12 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("lever, value", FOREIGN)
-@originals
-def test_yield_leaves_theirs_and_puts_back_ours(
-    path: Path, original: VmLimits, lever: str, value: int
-) -> None:
+def test_yield_leaves_theirs_and_puts_back_ours(tmp_path: Path, lever: str, value: int) -> None:
+    for original, path in each_original(tmp_path):
+        yielded(path, original, lever, value)
+
+
+def yielded(path: Path, original: VmLimits, lever: str, value: int) -> None:
     files, actuator = holding(path, original)
     files.sysctl(lever, value)
     (write,) = actuator.foreign(files.limits)

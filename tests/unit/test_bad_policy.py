@@ -111,7 +111,7 @@ def load_or_refuse(base: Path) -> bool:
 
 
 @settings(
-    max_examples=250, deadline=None,
+    max_examples=120, deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(base=st.one_of(damaged(), st.binary(max_size=200)), drop_ins=st.lists(damaged(), max_size=2))

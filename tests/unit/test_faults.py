@@ -29,7 +29,7 @@ from writebackd.types.levers import VmLimits
 
 PIN = 32 << 20
 DAY_S = 86400.0
-REFUSALS = [errno.EINVAL, errno.EPERM, errno.EROFS, errno.EACCES, errno.EIO, errno.ENOENT]
+REFUSALS = [errno.EINVAL, errno.EACCES, errno.ENOENT]  # others: test_actuator.py
 named = pytest.mark.parametrize("code", REFUSALS, ids=[errno.errorcode[code] for code in REFUSALS])
 
 
@@ -176,7 +176,7 @@ def test_a_history_with_flipped_bits_is_read_or_refused(tmp_path: Path, good: by
     path, dice = tmp_path / "history.db", random.Random(SEED)
     # Then one in each byte that is not 0: the header, the schema, the rows.
     used = [at for at, byte in enumerate(good) if byte]
-    for damaged in flipped(good, dice, 1000):
+    for damaged in flipped(good, dice, 250):
         path.write_bytes(damaged)
         look(path)
     for at in used:

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
 from unittest import mock
@@ -24,7 +23,7 @@ from writebackd.kernel.mounts import Mount, MountWatch, Uevents, open_uevents, p
 from writebackd.kernel.topology import Topology, scan
 from writebackd.types.storage import Device
 
-MANY = 1024
+MANY = 128
 READS_EACH, READS_ONCE = 12, 16  # files, directories and links: of each disk with its partition
 
 
@@ -495,17 +494,11 @@ def test_lookups(tree: FakeSysfs, blind: Topology) -> None:
     assert {devno: owner and owner.name for devno, owner in found.items()} == owners
 
 
-def test_of_1024_disks_each_is_read_once(tree: FakeSysfs) -> None:
-    """What a scan takes is what it reads; printed is what it took here."""
+def test_each_of_many_disks_is_read_once(tree: FakeSysfs) -> None:
+    """What a scan takes is what it reads."""
     many_disks(tree, MANY)
     reads: List[None] = []
-    files = Observed(tree.root, lambda: reads.append(None))
-    start = time.thread_time()
-    found = scan(files)
-    took_ms = (time.thread_time() - start) * 1e3
-    print(f"scan of {MANY} disks with a partition and a filesystem each: {took_ms:.0f} ms,"
-          f" {len(reads)} reads")
-    assert len(found) == MANY
+    assert len(scan(Observed(tree.root, lambda: reads.append(None)))) == MANY
     assert len(reads) <= MANY * READS_EACH + READS_ONCE
 
 

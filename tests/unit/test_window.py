@@ -192,7 +192,7 @@ def test_the_default_rest_moves_with_the_bounds_of_a_window(tmp_path: Path) -> N
     assert (policy.limits.rest_bytes >> 20, rests) == (3, [4, 2])
 
 
-@settings(UNHURRIED, max_examples=40)
+@settings(UNHURRIED, max_examples=20)
 @given(st.lists(WHENS, max_size=4), st.floats(1e-4, 60), st.integers(64 << 20, 1 << 40))
 def test_render_reads_back_with_its_windows(
     tmp_path_factory: pytest.TempPathFactory, whens: List[When], fsync_s: float, ceiling: int
@@ -216,7 +216,7 @@ def test_render_reads_back_with_its_windows(
     assert load_policy(str(tmp_path / "again.conf")) == replace(policy, name="again")
 
 
-@settings(UNHURRIED, max_examples=60)
+@settings(UNHURRIED, max_examples=30)
 @given(st.lists(WHENS, min_size=2, max_size=3))
 def test_overlaps_are_found_and_only_those(
     tmp_path_factory: pytest.TempPathFactory, whens: List[When]
