@@ -87,25 +87,6 @@ def test_a_directory_of_that_name_that_is_not_ours_is_left_alone(directory: Path
     assert theirs.read_text() == "theirs"
 
 
-def test_one_that_is_made_meanwhile_is_left_alone(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = directory / OWN / "theirs"
-    monkeypatch.setattr(Ground, "_check", lambda rig: theirs.parent.mkdir())
-    monkeypatch.setattr("tests.lab.remains.Remains.take", _filled(theirs, Remains.take))
-    with pytest.raises(FileExistsError), Ground("ground-test", directory):
-        raise AssertionError("it began")
-    assert theirs.read_text() == "theirs"
-
-
-def _filled(theirs: Path, take: Callable[[Remains], bool]) -> Callable[[Remains], bool]:
-    def taken(remains: Remains) -> bool:
-        theirs.write_text("theirs")
-        return take(remains)
-
-    return taken
-
-
 def test_what_is_on_no_disk_is_refused() -> None:
     with pytest.raises(RigError, match=r"/dev/shm is on tmpfs"):
         ground.on(Path("/dev/shm"))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import signal
@@ -17,9 +16,8 @@ import pytest
 from tests.kernel.test_lab_clean import left
 from tests.lab import host
 from tests.lab.disks import Disk
-from tests.lab.loads.own import make_file
 from tests.lab.remains import MARK, RigError, check_own
-from tests.lab.rig import SIGNALS, Interrupts, Rig, main
+from tests.lab.rig import SIGNALS, Rig, main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
 
@@ -70,32 +68,6 @@ def test_data_survives(fs: str, name: str) -> None:
     assert left(name) == []
 
 
-def direct_write(path: str, offset: int, count: int) -> float:
-    """Seconds that it takes to write past the page cache, in pieces of 1 MiB."""
-    block = mmap.mmap(-1, MIB)  # direct IO wants an aligned buffer
-    fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
-    try:
-        started = time.monotonic()
-        for done in range(0, count, MIB):
-            os.pwrite(fd, block, offset + done)
-        return time.monotonic() - started
-    finally:
-        os.close(fd)
-
-
-def test_full_cache_makes_writers_wait(name: str) -> None:
-    with Rig(name, "xfs", SMALL) as rig:
-        path = rig.mountpoint / "data"
-        make_file(path, 256 * MIB)
-        time.sleep(1.5)  # the write cache drains in 64 MB / 50 MB/s = 1.3 s
-        absorbed = 48 * MIB / direct_write(str(path), 0, 48 * MIB)
-        direct_write(str(path), 48 * MIB, 48 * MIB)
-        drained = 100 * MIB / direct_write(str(path), 96 * MIB, 100 * MIB)
-    print(f"absorbed {absorbed / MIB:.0f} MB/s, drained {drained / MIB:.0f} MB/s")
-    assert absorbed > 2 * 50 * MIB
-    assert drained == pytest.approx(50 * MIB, rel=0.1)
-
-
 @pytest.mark.parametrize("form", [
     {"dirty_bytes": 200 * MIB, "dirty_ratio": 0},
     {"dirty_bytes": 0, "dirty_ratio": 21},
@@ -135,28 +107,3 @@ def test_nbd_devices_of_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         for process in (ours, other):
             process.kill()
             process.wait()
-
-
-def test_nested_rigs_interrupted(name: str, limits: Dict[str, int]) -> None:
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(SystemExit):
-        with Rig(f"{name}-outer", "xfs", SMALL), Rig(f"{name}-inner", "xfs", SMALL):
-            host.write_limits({"dirty_bytes": 64 * MIB, "dirty_ratio": 0})
-            signal.raise_signal(signal.SIGTERM)
-    assert host.read_limits() == limits
-    assert left(name) == []
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
-
-
-def test_a_second_signal_does_not_cut_the_unwinding_short() -> None:
-    interrupts = Interrupts()
-    interrupts.begin()
-    interrupts.begin()
-    with pytest.raises(SystemExit):
-        signal.raise_signal(signal.SIGHUP)
-    signal.raise_signal(signal.SIGINT)
-    interrupts.hold()
-    interrupts.end()
-    signal.raise_signal(signal.SIGINT)  # between the two rigs
-    interrupts.hold()
-    interrupts.end()

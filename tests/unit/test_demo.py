@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
 from checkout import ROOT
 from html_tree import Tree, corners
-from tests.lab import agent, demo, ground, own_disk
-from tests.lab.ground import OWN, Ground
+from tests.lab import agent, demo, own_disk
+from tests.lab.ground import OWN
 from tests.lab.remains import RigError
-from tests.lab.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture, relief
+from tests.lab.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
 from tests.lab.rig import Rig
 from writebackd.types.storage import Device
 
@@ -81,14 +79,6 @@ def test_picture_table_and_comparison_are_of_one_run() -> None:
     assert f"leaves{static[1]}syncs/s, writebackd{ours[1].rstrip()}." in compared
 
 
-def test_the_first_seconds_under_the_agent_are_put_into_words() -> None:
-    said = relief([Second(at, wait_s, MIB, 1.0, wait_s) for at, wait_s in
-                   ((9.0, 3.0), (11.0, 0.9), (12.0, 1.2), (13.0, 0.02), (14.0, 0.05))],
-                  [Stage(0.0, 10.0, ""), Stage(10.0, 14.0, "")])
-    assert said.endswith("p99 was 1.2s, the longest commit took 1.2s, and after 2 s p99 stayed"
-                         " below 100 ms.")
-
-
 # ---- on a disk of this host --------------------------------------------
 
 
@@ -101,31 +91,6 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rig, "__enter__", fail)
     monkeypatch.setattr("tests.lab.host.write_limits", fail)
     monkeypatch.setattr(demo, "refuse_second", lambda: None)
-
-
-@pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize("fs, said", [("tmpfs", "is on tmpfs"), ("nfs4", "is on nfs4"),
-                                      ("overlay", "is on overlay")])
-def test_what_is_on_no_disk_of_this_host_is_refused(
-    fs: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(ground, "run", lambda *argv: f"{fs} 0:42")
-    assert demo.main(["--directory", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert said in captured.err and captured.out == ""
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.usefixtures("untouched")
-def test_a_disk_that_would_be_full_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Ground, "__init__", lambda rig, name, directory: None)
-    monkeypatch.setattr(ground, "beyond_default_limit", lambda: 1 << 50)
-    assert demo.main(["--directory", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "have to be free" in captured.err and captured.out == ""
 
 
 @pytest.mark.usefixtures("untouched")
@@ -150,66 +115,6 @@ def test_it_says_before_how_much_it_writes_and_for_how_long(
         assert word in said, word
     monkeypatch.setattr(own_disk, "beyond_default_limit", lambda: 5 * GB)
     assert [own_disk.files_bytes(GB, flood) for flood in (GB, 9 * GB)] == [6 * GB, 10 * GB]
-
-
-def status(
-    hook: Optional[str], *fsyncs: Optional[int], state: str = "idle", alerts: Sequence[str] = ()
-) -> Dict[str, Any]:
-    told = [{"name": name, "summary": f"sda: {name}"} for name in alerts]
-    return {"probe": {"fsync_hook": hook}, "alerts": told, "devices": [
-        {"state": state, "counters": None if count is None else {"fsyncs": count}}
-        for count in fsyncs]}
-
-
-class Watching:
-    """The agent that observes: what it answers, one after the other."""
-
-    answers: List[Dict[str, Any]]
-    options: List[str]
-
-    def __init__(self, devices: List[str], directory: Path, spawn: object, options: List[str]
-                 ) -> None:
-        type(self).options = options
-
-    def __enter__(self) -> Watching:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def status(self) -> Dict[str, Any]:
-        return self.answers.pop(0)
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    monkeypatch.setattr(own_disk, "Agent", Watching)
-    monkeypatch.setattr("tests.lab.own_disk.time.sleep", lambda seconds: None)
-    rig = Ground.__new__(Ground)
-    rig.device, rig.directory = "sda", Path("/nowhere")
-    yield rig
-    assert Watching.options[-2:] == ["--mode", "observe"]
-
-
-@pytest.mark.parametrize("before, after, said", [
-    (status("ext4", 7, None), status("ext4", 7, None), ""),
-    (status("ext4", 7), status("ext4", 8), ""),  # nobody's commits
-    (status("ext4", 7), status("ext4", 9), "somebody syncs on sda: 2 fsyncs in 5 s"),
-    (status("ext4", 7, 3), status("ext4", 7, 40), "somebody syncs on sda: 37 fsyncs"),
-    (status("ext4", 7, state="excluded"), status("ext4", 90, state="excluded"), ""),
-    (status(None, 0), status(None, 0), "does not show fsync"),
-    (status("ext4", 7, alerts=["STALL"]), status("ext4", 7), ""),  # it is over
-    (status("ext4", 7), status("ext4", 7, alerts=["STALL"]), "alert STALL: sda: STALL"),
-])  # fmt: skip
-def test_somebody_else_s_commits_and_alerts_are_reasons_to_refuse(
-    watched: Ground, before: Dict[str, Any], after: Dict[str, Any], said: str
-) -> None:
-    Watching.answers = [before, after]
-    if not said:
-        own_disk.refuse_others(watched, [])
-        return
-    with pytest.raises(RigError, match=said):
-        own_disk.refuse_others(watched, [])
 
 
 def test_other_volumes_on_the_disk_count() -> None:
