@@ -238,11 +238,6 @@ def test_idle_disks_are_not_even_remembered() -> None:
     assert list(host.memory.health) == ["sda"]
 
 
-def test_same_policy_memory_and_second_give_the_same_alerts() -> None:
-    one, two = starved(), starved()
-    assert (one.alerts, one.memory) == (two.alerts, two.memory)
-
-
 def test_reads_alone_that_complete_are_no_stall() -> None:
     host = Watched().usual()
     reads = {IoClass.READ: ClassSample(5, 5 << 12, latencies(1e-3, 5))}

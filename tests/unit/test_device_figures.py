@@ -14,7 +14,6 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 
 import samples
-import schema
 from history_cases import TIMEOUT_S, written
 from route_cases import wait_for
 from writebackd.cli import ctl
@@ -57,19 +56,6 @@ def busy(dt_s: float = 1.0, **sample: object) -> Snapshot:
     seen = replace(seen, write_bytes=250 * MIB, sync=sync)
     changed = replace(snapshot.sample, dt_s=dt_s, devices=(seen,), **sample)  # type: ignore[arg-type]
     return replace(snapshot, sample=changed)
-
-
-def test_ticks_of_any_length_add_up_to_a_row() -> None:
-    collector, snapshot = Collector(10.0), busy(0.5)
-    assert not any(collector.add(snapshot) for _ in range(19))
-    (figures,) = collector.add(snapshot)
-    assert figures.span_s == pytest.approx(10.0)
-    assert figures.wall_s == pytest.approx(snapshot.sample.wall_s - 10.0)
-    assert figures.write_rate == pytest.approx(500 * MIB)
-    assert figures.limit_bytes == snapshot.sample.vm.threshold_bytes
-    assert figures.latency == Histogram(((80, 1980), (120, 20)))
-    assert figures.ours_s == pytest.approx(10.0)
-    assert collector.add(snapshot) == ()  # the next one begins from nothing
 
 
 def test_a_limit_of_its_own_is_the_one_that_holds_for_a_device() -> None:
@@ -295,13 +281,6 @@ def test_figures_on_the_screen(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert code == 0 and len(lines) == 52
     assert max(map(len, lines)) <= 80 and " sdb " in lines[-2] and "238M" in lines[-2]
     assert lines[-1].startswith("(the last 50 of 61 rows; ")
-
-
-def test_figures_as_data(run: Run) -> None:
-    answer = json.loads(run("--figures", "--json", "--device", "sdb")[1])
-    assert list(schema.problems(answer, schema.load("history"))) == []
-    (only,) = answer["figures"]
-    assert only["sync_rate"] == 10.0 and only["fsync_p99_s"] > only["fsync_p50_s"]
 
 
 def test_csv_has_all_of_it_for_other_programs(run: Run) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import pty
@@ -111,14 +112,11 @@ def test_a_tick_is_one_point_and_old_ones_go() -> None:
 # ---- drawing -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", [False, True])
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", samples.ALL)
-def test_every_situation_fits(name: str, size: Tuple[int, int], colour: bool) -> None:
-    width, height = size
+def test_every_situation_fits(name: str) -> None:
     top = filled(samples.ALL[name](), ticks=3)
-    for keys in ((), ("g",), ("?",)):
-        press(top, *keys)
+    for (width, height), colour, key in itertools.product(SIZES, (False, True), "gg??"):
+        press(top, key)
         lines = View(colour, blocks=True).lines(top, width, height)
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
         assert len(lines) == height
@@ -482,12 +480,6 @@ def test_in_a_large_terminal_that_gets_small_while_the_daemon_goes_and_comes(
     shown.until("top needs 80x16,")
     shown.keys("C-c")
     shown.until("ended with 130")
-
-
-def test_without_colour(terminal: Open) -> None:
-    shown = terminal(80, 24, NO_COLOR="1")
-    shown.until("guard")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown.text("-e"))
 
 
 def test_on_a_dumb_terminal(terminal: Open) -> None:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
@@ -249,31 +246,6 @@ def started(daemon: FakeDaemon, *words: str, **more: Any) -> "subprocess.Popen[b
         [sys.executable, "-c", PROGRAM, "--runtime-dir", str(daemon.runtime_dir), "trial", *words],
         env={**os.environ, "PYTHONPATH": str(SOURCE)}, **more,
     )  # fmt: skip
-
-
-def test_the_page_outlives_the_terminal(daemon: FakeDaemon, tmp_path: Path) -> None:
-    class Endless(Slow):
-        """Stays in its ninth block: the line of the eighth is the last that is shown."""
-
-        def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
-            self.asked = min(self.asked, 8)
-            return super().handle(args)
-
-    slow = daemon.trial = Endless()
-    page = tmp_path / "trial.html"
-    ours, theirs = pty.openpty()
-    process = started(
-        daemon, "-o", str(page), stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-    while b" 8/16" not in shown:
-        shown += os.read(ours, 4096)
-    os.close(ours)  # SIGHUP, and EIO for whatever is written from now on
-    assert process.wait(30) == GOOD
-    assert slow.orders[-1] == "end"
-    assert "over 4 pairs" in page.read_text().replace("&nbsp;", " ")
 
 
 @pytest.mark.parametrize("output", ["full", "closed"])
