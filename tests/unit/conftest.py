@@ -20,5 +20,5 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As pytest's own, which reads the names of all directories to find the next number."""
-    name = re.sub(r"\W", "_", request.node.name)[:20]
+    name = re.sub(r"\W", "_", request.node.name)[:12]
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=tmp_path_factory.getbasetemp()))

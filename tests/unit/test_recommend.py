@@ -636,7 +636,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 def audit(event, args):
     if event == "open" and not isinstance(args[0], int):  # what is open already, or in memory
         path = os.fsdecode(args[0])
-        if args[2] & WRITES or path.startswith("/dev/"):
+        if args[2] & WRITES or path.startswith("/dev/") and path[:9] != "/dev/shm/":
             seen.append(("open", path))
     elif event.split(".")[0] in ("os", "subprocess", "shutil") and event not in READS:
         seen.append((event, os.fsdecode(args[1] if event == "os.rename" else args[0])))

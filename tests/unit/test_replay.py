@@ -218,8 +218,8 @@ def test_by_default_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_part_of_a_day_with_a_rebuild_is_decided_again_from_anywhere_in_it(tmp_path: Path) -> None:
     """The day of tests/bench/day_replay.py, shortened: a rebuild ends in it at 15:00."""
-    ticks = day_replay.record(tmp_path, day_replay.host(), 14.7, 0.7)
-    assert ticks > 0.7 * day_replay.HOUR_S and len(list(tmp_path.iterdir())) >= 4
+    ticks = day_replay.record(tmp_path, day_replay.host(), 14.7, 0.55)
+    assert ticks > 0.55 * day_replay.HOUR_S and len(list(tmp_path.iterdir())) >= 3
     whole = list(read_recording(tmp_path))
     result = tally(whole)
     assert result.ticks == ticks and result.different == 0, result.differences
