@@ -487,7 +487,7 @@ def test_dm_writecache_is_flushed_once_after_the_page_cache(daemon: Daemon) -> N
 def test_a_flush_that_hangs_is_not_waited_for(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    monkeypatch.setattr(drain_module, "_STUCK_S", 0.8)  # dmsetup has to start meanwhile
+    monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)  # dmsetup has to start meanwhile
     with_writecache(daemon, "#!/bin/sh\ntouch {here}/flushed\nexec sleep 30\n")
     if read == "before":
         daemon.said = tuple(replace(each, wall_s=time.time() - 99) for each in daemon.said)
@@ -506,7 +506,7 @@ def test_a_flush_that_hangs_is_not_waited_for(
 def test_a_flush_goes_on_though_one_reading_is_missed(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain_module, "_STUCK_S", 0.8)
+    monkeypatch.setattr(drain_module, "_STUCK_S", 1.5)
     with_writecache(daemon, "#!/bin/sh\ncd {here}; touch flushed\n"
                             "while [ ! -e done ]; do sleep 0.02; done\n")  # fmt: skip
     said, looks, begun_s = daemon.said, 0, time.monotonic()
