@@ -225,7 +225,9 @@ class Reprobe:
             return probe
         if self._renewed is not None:
             renewed, self._renewed = self._renewed, None
-            Job(lambda _: probe.close(), inf, "probe")
+            closing = Job(lambda _: probe.close(), inf, "probe")
+            if not closing.busy and closing.failure() is not None:
+                log.error("the old probe stays attached: %s", closing.failure())
             return renewed
         if devices is self._devices:
             return probe

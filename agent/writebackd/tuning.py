@@ -80,8 +80,8 @@ IN_FORCE = 1.25
 FELL = 0.9
 # Share of R.  A rate below it may be an array writing back the scattered blocks of syncs, which
 # occupies the media for 2 to 8 s, rather than a slower disk.  So a second of it counts as this
-# share of a second towards SHOWN_S; so does, of a full cache that first shows R, a second below
-# this share of another one.
+# share of a second towards SHOWN_S.  A first R takes SHOWN_S by this share where the rates that
+# show it differ by more than this factor.
 DEEP = 0.25
 # Seconds for which a measured R is believed: with this time constant it falls to a slightly lower
 # rate (part of the rate first measured was the cache's), and so often twice the limit tests it.

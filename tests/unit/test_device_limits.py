@@ -166,12 +166,18 @@ def test_a_flood_from_another_volume_of_the_same_disk_rules_a_cap_out(
 
 
 def test_writers_without_a_device_are_others() -> None:
-    nfs = TaskSample(7, "cp", 1, None, MB)
+    nfs = TaskSample(7, "cp", 1, None, MB, throttled_s=0.7)
     alone = memory(others_flood_s=float("-inf"))
     busy = asked(alone, replace(sample(), tasks=(nfs,)))
     assert busy.memory.caps == {"sda": Cap(TIGHT)}
     # Between two of its waves as well, and not for ever; and less is no flood.
     assert asked(busy.memory, sample(now_s=NOW + 1)).memory.caps == {"sda": Cap(TIGHT)}
+    # Nobody needs another limit whom this one does not hold: until there is a cap, under which
+    # he goes on without a pause.
+    free = replace(sample(), tasks=(replace(nfs, throttled_s=0.5),))
+    assert asked(alone, free).memory.caps == {}
+    held = {"sda": Cap(TIGHT, in_force=True)}
+    assert asked(replace(alone, caps=held), free).memory.others_s == NOW
     later = replace(memory(others_flood_s=float("-inf")), others_s=NOW - 300)
     assert asked(later).memory.caps == {}
     little = replace(sample(), tasks=(replace(nfs, dirtied_bytes=MB - 1),))

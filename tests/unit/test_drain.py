@@ -296,6 +296,18 @@ def test_three_seconds_of_a_full_cache_show_the_drain_rate() -> None:
     assert found.drain.price_s == 0.0
 
 
+def test_a_rate_that_falls_to_less_than_a_quarter_shows_r_after_twelve_seconds() -> None:
+    full = seconds(1.0, R)  # shows nothing yet
+    assert shown([*full, *seconds(1.5, R), *seconds(10.0, 0.2 * R)]).drain_rate is None
+    slow = shown([*full, *seconds(1.5, R), *seconds(10.5, 0.2 * R)]).drain_rate
+    assert slow == pytest.approx(0.2 * R, rel=0.01)
+    # It came back, and what was seen of the sweep does not count.
+    back = [*full, *seconds(1.5, R), *seconds(8.0, 0.2 * R), *seconds(7.0, R)]
+    assert shown(back).drain_rate == pytest.approx(R, rel=0.05)
+    # A third of it is no sweep.
+    assert shown([*full, *seconds(0.5, R), *seconds(2.5, R / 3)]).drain_rate is not None
+
+
 def test_the_first_seconds_that_cost_anything_are_not_yet_the_price() -> None:
     """A sweep of what many syncs left looks like the price of the few in it."""
     found = feed(shown(seconds(5, R)), seconds(1, R / 2), SLOW)
@@ -481,6 +493,11 @@ def test_what_comes_from_one_full_cache_to_the_next_has_drained() -> None:
     paused = seconds(4, 2 * R) + seconds(3, 0.5 * R)
     mean = feed(feed(full, paused, QUICK), seconds(1, R), SLOW).drain_rate
     assert mean == pytest.approx(1.25 * R, rel=0.04)  # the first second still looked full
+    # On the way to another limit of the law's too; not under one as found, of gigabytes.
+    came = feed(full, seconds(4, 1.5 * R), QUICK)
+    moved = feed(came, seconds(0.5, 1.5 * R), SLOW, in_force=False)
+    assert moved.drain_rate == pytest.approx(1.5 * R, rel=0.02)
+    assert feed(came, seconds(0.5, 1.5 * R), SLOW, holds=R).drain_rate == R
     # Less than that is the writers', or there is room again.
     less = feed(feed(full, seconds(10, R / 2), QUICK), seconds(1, R), SLOW)
     assert less.drain_rate == R

@@ -363,6 +363,13 @@ def test_a_file_holds_off_at_once(case: Case, host: bool) -> None:
     assert case.host.held()
 
 
+def test_observe_takes_all_of_them_home(case: Case) -> None:
+    case.take_up()
+    case.rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    case.rig.tick(3)
+    assert case.is_home()
+
+
 @pytest.mark.parametrize("length", [0, 1, 300])
 def test_a_ledger_that_is_damaged_under_a_live_daemon_does_not_matter_to_it(
     case: Case, length: int

@@ -72,6 +72,7 @@ def test_the_cache_of_a_controller_is_behind_its_volumes(
     ("0:name=systemd:/system.slice/etcd.service", ("etcd.service",)),
     ("nonsense", ("etcd.service",)),
     ("", ("etcd.service",)),
+    ("4:memory:/\n1:name=openrc:/etcd", ("etcd.service",)),
 ])  # fmt: skip
 def test_units_are_told_by_their_processes(
     tmp_path: Path, cgroup: str, units: Tuple[str, ...]
@@ -80,6 +81,12 @@ def test_units_are_told_by_their_processes(
     tree.process(7, "etcd", cgroup)
     facts = read_facts(tree.files)
     assert (facts.units, facts.processes) == (units, ("etcd",))
+
+
+def test_a_container_is_not_the_host_on_cgroup_v1_without_systemd(tmp_path: Path) -> None:
+    tree = FakeSysfs(tmp_path)
+    tree.process(7, "postgres", f"9:pids:/\n4:memory:/docker/{'0a' * 32}", 999)
+    assert read_facts(tree.files).processes == ()
 
 
 HEX = "0123456789abcdef" * 4

@@ -56,6 +56,8 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.ssacli("Permanently Disabled"), THROUGH), (method("Controller Cache"), BACK),
         (cases.ssacli("Not Configured"), THROUGH), (cases.ssacli(""), None),
         (method("HPE SmartCache"), BACK), (method("Smart IO Path"), THROUGH),
+        (cases.ssacli(caching="Enabled (unprotected)"), ALWAYS),
+        (cases.ssacli("Temporarily Disabled (not protected)"), THROUGH),
         (cases.ssacli(caching=""), None), (method("HPE SSD Smart Path"), THROUGH),
     ],
     arcconf.parse: [
@@ -70,6 +72,7 @@ MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
         (cases.arcconf("Enabled", "?"), None),
         (cases.arcconf("Enabled", "Not supported"), THROUGH),
         (cases.arcconf("Enabled always", "Enabled (unprotected)"), ALWAYS),
+        (cases.arcconf(BATTERY, "On (unprotected)"), ALWAYS),
     ],
 }
 OK, CHARGING, LEARNING = Protection.OK, Protection.CHARGING, Protection.LEARNING

@@ -165,7 +165,9 @@ class _CalibrationRun:
             seed(path, self._device.identity, self._kept)
             self._is_seeded = True
         except (OSError, ValueError) as error:
-            return [f"the result is not kept in {path}: {error}"]
+            damaged = isinstance(error, ValueError)
+            remedy = f"; move it away (mv {path} {path}.old) and calibrate again" if damaged else ""
+            return [f"the result is not kept in {path}: {error}{remedy}"]
         return []
 
     # ---- what is shown -------------------------------------------------------

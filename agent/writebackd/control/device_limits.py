@@ -23,6 +23,7 @@ from writebackd.estimate.limit_shares import reserved, shared_limit
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
     AGAIN_S,
+    BUSY_SHARE,
     FLOOD_RATE,
     IN_FORCE,
     MINIMA_SHARE,
@@ -66,8 +67,11 @@ def plan_device_limits(
         if sample.time_s - since <= AGAIN_S
     }
     if policy.levers.per_device:
-        size = sum([task.dirtied_bytes for task in sample.tasks if task.device is None])
-        if size >= FLOOD_RATE * sample.dt_s:
+        others = [task for task in sample.tasks if task.device is None]
+        # Where the limit of all does not hold them, as it does not for a few megabytes, they need
+        # no other one.  Under a cap it holds nobody.
+        held = memory.caps or any(task.throttled_s >= BUSY_SHARE * sample.dt_s for task in others)
+        if held and sum([task.dirtied_bytes for task in others]) >= FLOOD_RATE * sample.dt_s:
             memory = replace(memory, others_s=sample.time_s)
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))

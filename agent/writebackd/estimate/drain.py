@@ -187,7 +187,9 @@ def update_drain(
     mark = MARK if pace is None else MARK_PACED
     d = _looked(writes, sample.sync, memory, own, r is None, no_room, mark, dt_s)
     memory = with_first_flood(memory, writes.rate, dt_s)
-    if r is not None:
+    # On the way to another limit of the law's as well, but not under one as found: there syncs may
+    # look as behind a full cache while they wait on the link.
+    if r is not None and (own or limit_bytes < MOST_S * max(r, d.rate)):
         d, r = _since_full(d, r, writes.background_rate, dt_s)
         memory = replace(memory, drain_rate=r)
     if not own:

@@ -180,15 +180,18 @@ def _is_hosts_own(
 
 
 def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
-    """The parts of the path in systemd's hierarchy, or in cgroup v2."""
+    """The parts of the path in systemd's hierarchy, else in cgroup v2, else the deepest."""
     parts: List[str] = []
+    deepest: List[str] = []  # where there is neither: of a container all paths tell
     for hierarchy, controllers, path in memberships:
         path = re.sub(r" \(deleted\)$", "", path)  # by an upgrade of its package
         if hierarchy != "0" and controllers == "name=systemd":
             return path[1:].split("/")
         if hierarchy == "0" and not controllers:
             parts = path[1:].split("/")
-    return parts
+        elif hierarchy != "0":
+            deepest = max(deepest, path[1:].split("/"), key=len)
+    return parts or deepest
 
 
 def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:

@@ -27,7 +27,7 @@ KEYS: table.Table = {
     "cache status": ("cache status",), "cache board": (), "method": ("ld acceleration method",),
     "why": ("cache status details", "cache disable reason"),
     "caching": ("caching",), "without battery": ("no-battery write cache",),
-    "battery": ("overall backup unit status", "backup power status", "supercap status", "status"),
+    "battery": ("overall backup unit status", "backup power status", "status", "supercap status"),
     "batteries": ("battery/capacitor pack count",), "capacitor": ("supercap status",),
     "size": ("cache memory",), "write share": ("write cache percentage",), "disk": ("disk name",),
 }  # fmt: skip
@@ -118,7 +118,7 @@ def _controller(config: str, status: str) -> Controller:
     # After each power failure the unit is "Not Ready" until its capacitor is charged.
     charges = table.meaning(battery.text("capacitor"), BATTERY) is Protection.CHARGING
     if charges and battery.text("battery").lower() == "not ready":
-        del keys["battery"]["overall backup unit status"]
+        keys["battery"].pop("overall backup unit status", None)
     return table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works)
 
 
@@ -151,7 +151,9 @@ def _mode(volume: table.Facts) -> Optional[CacheMode]:
         return setting if setting is _THROUGH else None
     if now in (None, _THROUGH):
         return now
-    return setting if setting is CacheMode.ALWAYS_WRITE_BACK else _BACK
+    bare = table.meaning(volume.text("write cache"), ((True, table.UNPROTECTED),))
+    always = bare or setting is CacheMode.ALWAYS_WRITE_BACK
+    return CacheMode.ALWAYS_WRITE_BACK if always else _BACK
 
 
 def _works(output: str) -> Works:

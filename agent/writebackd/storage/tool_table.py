@@ -111,8 +111,8 @@ _SWITCH: Words[bool] = (
     (True, ("ok", "enabled", "on", "true", "controller cache",
             *anywhere("smartcache", "maxcache"))),
     # "Smart Path" and "I/O Bypass" go past the controller's cache, straight to the drives.
-    (False, ("off", "false", "none", "not configured", "not supported", "* disabled", "disabled *",
-             *anywhere("smart path", "smart io path", "io bypass", "i o bypass"))),
+    (False, ("off", "false", "none", "not configured", "not supported",
+             *anywhere("disabled", "smart path", "smart io path", "io bypass", "i o bypass"))),
     (True, UNPROTECTED),
 )  # fmt: skip
 
@@ -151,6 +151,7 @@ def switched_mode(own: Facts, volume: Facts, write_share: Optional[float]) -> Op
         return CacheMode.WRITE_THROUGH
     if cache is None or True not in switches or volume.unread:
         return None
-    always = own.state("without battery", _SWITCH) or meaning(
-        own.text("cache status"), ((True, UNPROTECTED),))
+    said = (own.text("cache status"), volume.text("caching"), volume.text("method"))
+    always = own.state("without battery", _SWITCH) or any(
+        meaning(each, ((True, UNPROTECTED),)) for each in said)
     return CacheMode.ALWAYS_WRITE_BACK if always else CacheMode.WRITE_BACK
