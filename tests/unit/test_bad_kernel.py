@@ -12,6 +12,7 @@ import errno
 import mmap
 import random
 import struct
+import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -260,7 +261,9 @@ def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
     assert probe is opened[1].probe and counted == completed
 
 
-def test_a_filesystem_that_is_mounted_again_is_hooked_again() -> None:
+def test_a_filesystem_that_is_mounted_again_is_hooked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """An opening in between, for a disk, found it gone, and did without its hooks."""
     devices: Tuple[Device, ...] = (
         Device("sda", "8:0", "8:0", filesystems=(("8:1", "ext4", "/"),)),
@@ -285,6 +288,19 @@ def test_a_filesystem_that_is_mounted_again_is_hooked_again() -> None:
             probe = reprobe.better(probe, mounted)
             reprobe.join(10.0)
     assert probe.covers(["ext4", "xfs"])
+    # The host has no thread left to close the old one with.
+    with monkeypatch.context() as patch, caplog.at_level("ERROR"):
+        mounted = on("f2fs")
+        reprobe.better(probe, mounted)
+        reprobe.join(10.0)
+        reprobe.better(probe, mounted)
+        patch.setattr("threading.Thread.start", _no_thread)
+        assert reprobe.better(probe, mounted) is not probe
+    assert "the old probe stays attached: no more threads" in caplog.text
+
+
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("no more threads")
 
 
 KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4,

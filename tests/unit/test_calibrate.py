@@ -570,6 +570,7 @@ def test_a_damaged_file_is_named_and_what_is_kept_is_told(
     assert code == BAD_NEWS and (answer["kept"] or {}).get("runs") == runs
     (problem,) = answer["problems"]
     assert problem.startswith(f"the result is not kept in {tmp_path / damaged}: ")
+    assert f"mv {tmp_path / damaged} {tmp_path / damaged}.old" in problem
 
 
 def test_syncs_and_their_time_are_read_at_one_moment(

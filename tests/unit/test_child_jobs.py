@@ -30,10 +30,20 @@ from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.actuate.lever_plan import MOST_AT_ONCE
-from writebackd.kernel.child_process import ChildError, Run, Work
+from writebackd.kernel.child_process import ChildError, Job, Run, Work
 from writebackd.types.levers import Action, LeverKind, Setting
 
 files, plain, systemd = FIXTURES
+
+
+def test_a_bug_in_a_job_is_logged_though_nobody_asks(caplog: pytest.LogCaptureFixture) -> None:
+    def work(_: Run) -> None:
+        raise KeyError("a bug")
+
+    job = Job(work, 60.0, "units")
+    job.wait(10.0)
+    assert isinstance(job.failure(), KeyError)
+    assert "units: 'a bug'" in caplog.text
 
 
 def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers) -> None:

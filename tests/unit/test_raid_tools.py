@@ -97,6 +97,12 @@ BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
             ("Not Ready\n         Supercap Status : Charging", CHARGING),
             ("Not Ready\n         Supercap Status : Failed", FAILED),
         )
+    ] + [
+        (cases.arcconf(backup=backup).replace("Overall Backup Unit Status", key), protection)
+        for key, backup, protection in (
+            ("Backup Power Status", "Not Ready\n         Supercap Status : Charging", CHARGING),
+            ("Status", "Failed\n         Supercap Status : Ready", FAILED),
+        )
     ],
     megacli.parse: [
         (cases.megacli_battery("Failed"), FAILED), (cases.megacli_battery("Learning"), LEARNING),

@@ -118,7 +118,8 @@ def _controller(config: str, status: str) -> Controller:
     # After each power failure the unit is "Not Ready" until its capacitor is charged.
     charges = table.meaning(battery.text("capacitor"), BATTERY) is Protection.CHARGING
     if charges and battery.text("battery").lower() == "not ready":
-        keys["battery"].pop("overall backup unit status", None)
+        for key in ("overall backup unit status", "backup power status"):
+            keys["battery"].pop(key, None)
     return table.switched_controller(own, battery, BATTERY, model, "M", writes, mapped, works)
 
 
